@@ -1,0 +1,59 @@
+# One virtual environment for everything, in .venv.
+#
+#   make run                     train the default job in runs/default
+#   make run RUN=runs/demo       the same in another directory
+#   make test                    lint, types, import contracts and every test
+#   make test PYTEST_ARGS="tests/daemon -k lease"
+#
+# TORCH names the build to install. A plain index may hold torch's CUDA build only (several GB);
+# where there is no GPU, point pip at an index of CPU builds (PIP_EXTRA_INDEX_URL) and say
+# TORCH=torch==2.13.0+cpu.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+RUN ?= runs/default
+ARGS ?=
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/pip --disable-pip-version-check
+
+.PHONY: help run test lint clean
+
+help:
+	@sed -n '3,6s/^# *//p' Makefile
+
+# ARGS goes to `rallypoint run`, for example ARGS="--workers 3 --iterations 50".
+run: .venv/installed
+	@if [ -d '$(RUN)' ]; then \
+	  echo '$(RUN) exists: its job goes on from where it stopped; one that has finished only'; \
+	  echo 'reports its result. For a new one: make run RUN=runs/another'; \
+	fi
+	$(BIN)/rallypoint run --dir '$(RUN)' $(ARGS)
+
+test: lint
+	$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Leaves runs/ alone.
+clean:
+	rm -rf .venv build dist .coverage* .hypothesis .*_cache src/*.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# torch comes first and by itself, so that the line above decides its build.
+.venv/installed: pyproject.toml requirements-dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit("rallypoint needs Python 3.11 or newer; " + sys.executable \
+	  + " is " + sys.version.split()[0] + ": make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(PIP) install '$(TORCH)' -c requirements-dev.txt
+	$(PIP) install -e . -c requirements-dev.txt
+	@touch $@
+
+.venv/installed-dev: .venv/installed
+	$(PIP) install -r requirements-dev.txt
+	@touch $@

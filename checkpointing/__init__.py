@@ -1,0 +1,1 @@
+"""Checkpoints: snapshot, commit, verification, retention, restore."""

@@ -1,0 +1,52 @@
+"""Load a checkpoint from wherever a user points: a checkpoint, a directory of them, or a run."""
+
+from rallypoint.checkpointing import manifest as manifests
+from rallypoint.checkpointing.errors import CheckpointError, DamagedCheckpoint
+from rallypoint.checkpointing.manifest import MANIFEST_FILE, CheckpointInfo
+from rallypoint.checkpointing.reading import LoadedCheckpoint
+from rallypoint.checkpointing.storage import open_storage
+from rallypoint.checkpointing.store import CheckpointStore
+
+__all__ = ["LoadedCheckpoint", "find", "load_checkpoint"]
+
+
+def load_checkpoint(path_or_url: str) -> LoadedCheckpoint:
+    """The newest checkpoint that verifies at ``path_or_url`` (see `find`); newer ones that do not are
+    in ``skipped``.
+
+    Raises `UnsupportedUrl` for another kind of URL, `DamagedCheckpoint` when none of those that are
+    there verifies, `CheckpointError` when there is none."""
+    store, infos = find(path_or_url)
+    loaded, skipped = store.load_newest(infos)
+    if loaded is not None:
+        return loaded
+    if skipped:
+        raise DamagedCheckpoint(f"{path_or_url}: nothing here verifies: {'; '.join(skipped)}")
+    raise CheckpointError(
+        f"{path_or_url}: no committed checkpoint; give a checkpoint (a directory with "
+        f"{MANIFEST_FILE}), a directory of checkpoints, or the directory of a run"
+    )
+
+
+def find(path_or_url: str) -> tuple[CheckpointStore, list[CheckpointInfo]]:
+    """What is at a checkpoint's directory (whatever its name), at a directory of checkpoints, or at a
+    run's directory, which has its checkpoints in ``checkpoints``: newest first, not verified."""
+    root = open_storage(path_or_url).root
+    base, _, name = root.rpartition("/")
+    if name and not base.endswith("/"):  # else there is nothing above it
+        store = CheckpointStore(base or "/")
+        info = _single(store, name)
+        if info is not None:
+            return store, [info]
+    store = CheckpointStore(root)
+    infos = store.list()
+    if infos:
+        return store, infos
+    store = CheckpointStore(f"{root}/checkpoints")
+    return store, store.list()
+
+
+def _single(store: CheckpointStore, name: str) -> CheckpointInfo | None:
+    if manifests.parse_directory_name(name):
+        return next((info for info in store.list() if info.directory == name), None)
+    return store.describe(name)

@@ -1,0 +1,335 @@
+"""The checkpoint store: commit, listing, verification, retention.
+
+Commit protocol: data under a name that nobody else will ever use; then one question to the caller
+(``may_commit``); then the manifest, by conditional create. A directory without a manifest does not
+exist for readers. Readers order by (generation, iteration), so that the manifest of a writer that was
+stopped between question and create never wins over those of later generations.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+from torch import Tensor
+
+from rallypoint.checkpointing import manifest as manifests
+from rallypoint.checkpointing import tensorfile
+from rallypoint.checkpointing.errors import CheckpointError, CommitRefused
+from rallypoint.checkpointing.manifest import (
+    MANIFEST_FILE,
+    SCHEMA,
+    SCOPES,
+    STATE_FILE,
+    CheckpointInfo,
+    CheckpointMeta,
+    EntryRecord,
+    FileRecord,
+    Manifest,
+)
+from rallypoint.checkpointing.reading import (
+    LoadedCheckpoint,
+    load_manifest,
+    read_checkpoint,
+    read_manifest,
+)
+from rallypoint.checkpointing.storage import Storage, check_url, open_storage, own_files
+
+__all__ = ["CheckpointInfo", "CheckpointStore", "CommitVerdict", "Pruned", "check_url"]
+
+_OWN_FILES: Final = (MANIFEST_FILE, STATE_FILE)
+"""What a save makes, in the order of removal: without a manifest nobody reads the rest."""
+
+
+@dataclass(frozen=True)
+class CommitVerdict:
+    """Answer to "may this writer put its manifest now?"."""
+
+    allowed: bool
+    reason: str = ""
+    """Why not, in words."""
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What retention did."""
+
+    removed: tuple[str, ...]
+    """Paths of committed checkpoints and of leftovers."""
+    failed: tuple[str, ...]
+    """Removals that failed, each with why; the next prune tries again."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A directory with a checkpoint's name."""
+
+    info: CheckpointInfo
+    files: Mapping[str, int]
+
+    @property
+    def committed(self) -> bool:
+        return MANIFEST_FILE in self.files
+
+
+def no_failpoint(name: str) -> None:
+    """The failpoint hook of whoever injects no faults."""
+
+
+class CheckpointStore:
+    """Checkpoints of one job below one URL. May be used from one thread at a time; any number of
+    stores, in any number of processes, may share a URL."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        storage: Storage | None = None,
+        new_attempt: Callable[[], str] = manifests.new_attempt,
+    ) -> None:
+        """Touches nothing. Raises `UnsupportedUrl` (a `ConfigError`) for a URL of another scheme.
+        ``storage`` replaces what the URL names."""
+        self._storage = open_storage(url) if storage is None else storage
+        self._new_attempt = new_attempt
+
+    @property
+    def url(self) -> str:
+        """Where the checkpoints are."""
+        return self._storage.root
+
+    def save(
+        self,
+        tensors: Mapping[str, Tensor],
+        scopes: Mapping[str, str],
+        meta: CheckpointMeta,
+        *,
+        may_commit: Callable[[], CommitVerdict],
+        hit: Callable[[str], None] = no_failpoint,
+    ) -> CheckpointInfo:
+        """Write and commit one checkpoint; when this returns it is durable and visible.
+
+        ``tensors`` (CPU) must not change meanwhile; ``scopes`` has the scope of each. ``hit`` is
+        called at the failpoints ``checkpoint_save`` (half the data written) and
+        ``checkpoint_manifest`` (allowed, manifest not yet put). Raises `NonFiniteState`,
+        `CommitRefused`, or `CheckpointError` for whatever else went wrong; then nothing is visible.
+        """
+        entries = _entries(tensors, scopes)
+        tensorfile.require_finite(tensors)
+        self._require_own_root(meta.job)
+        attempt = self._new_attempt()
+        directory = manifests.directory_name(meta.iteration, meta.generation, attempt)
+        try:
+            return self._write(directory, attempt, tensors, entries, meta, may_commit, hit)
+        except FileExistsError as error:
+            raise CheckpointError(
+                f"{self.url}/{directory} belongs to another writer; nothing was overwritten"
+            ) from error
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"{self.url}/{directory} was removed while it was written: a later commit has "
+                "overtaken this writer"
+            ) from error
+        except CommitRefused:
+            self._discard(directory)
+            raise
+        except OSError as error:
+            self._discard(directory)
+            raise CheckpointError(f"cannot write {self.url}/{directory}: {error}") from error
+
+    def list(self) -> list[CheckpointInfo]:
+        """Committed checkpoints, newest first by (generation, iteration); not verified."""
+        return [found.info for found in self._scan() if found.committed]
+
+    def describe(self, directory: str) -> CheckpointInfo | None:
+        """The checkpoint in a directory of any name (a copy somebody renamed), None if there is no
+        manifest. Raises `DamagedCheckpoint` for one that cannot be read."""
+        try:
+            self._storage.open(directory, MANIFEST_FILE).close()
+        except OSError:
+            return None
+        path = f"{self.url}/{directory}"
+        manifest = load_manifest(self._storage, directory, path)
+        return CheckpointInfo(
+            iteration=manifest.iteration,
+            generation=manifest.generation,
+            attempt=manifest.attempt,
+            path=path,
+            size_bytes=sum(record.size_bytes for record in manifest.files.values()),
+        )
+
+    def verify(self, info: CheckpointInfo) -> None:
+        """Read everything back. Raises `DamagedCheckpoint` naming the file and what differs, or
+        `CheckpointError` when it cannot be read."""
+        read_checkpoint(self._storage, info)
+
+    def restore_newest(self) -> tuple[LoadedCheckpoint | None, tuple[str, ...]]:
+        """The newest checkpoint that verifies, or None; and the newer ones that do not, with why."""
+        return self.load_newest(self.list())
+
+    def load_newest(
+        self, infos: Iterable[CheckpointInfo]
+    ) -> tuple[LoadedCheckpoint | None, tuple[str, ...]]:
+        """The first of ``infos`` that verifies, or None; and those before it, with why they do not."""
+        skipped: list[str] = []
+        for info in infos:
+            try:
+                loaded = read_checkpoint(self._storage, info)
+            except CheckpointError as error:
+                skipped.append(str(error))
+                continue
+            return replace(loaded, skipped=tuple(skipped)), tuple(skipped)
+        return None, tuple(skipped)
+
+    def prune(self, keep_last: int, *, verified: CheckpointInfo | None = None) -> Pruned:
+        """Remove all but the newest ``keep_last`` intact checkpoints, damaged ones older than those,
+        and leftovers of writers that ended before the newest commit.
+
+        The newest that verifies is never removed; if none does, nothing is. ``verified`` has just
+        been verified by the caller. The others count as intact when all files have their sizes.
+        Files that are not a checkpoint's own are left alone, and so is the directory they are in.
+        """
+        if keep_last < 1:
+            raise ValueError(f"keep_last = {keep_last} must be at least 1")
+        kept: list[CheckpointInfo] = []
+        doomed: list[_Found] = []
+        leftovers: list[_Found] = []
+        for found in self._scan():
+            if not found.committed:
+                leftovers.append(found)
+            elif len(kept) == keep_last:
+                doomed.append(found)
+            elif _same(found.info, verified) or self._is_intact(found, fully=not kept):
+                kept.append(found.info)
+        if kept:
+            doomed += [found for found in leftovers if found.info.order < kept[0].order]
+        return self._remove(doomed)
+
+    def _write(
+        self,
+        directory: str,
+        attempt: str,
+        tensors: Mapping[str, Tensor],
+        entries: dict[str, EntryRecord],
+        meta: CheckpointMeta,
+        may_commit: Callable[[], CommitVerdict],
+        hit: Callable[[str], None],
+    ) -> CheckpointInfo:
+        digest = hashlib.sha256()
+        size_bytes = 0
+
+        def parts() -> Iterator[memoryview]:
+            nonlocal size_bytes
+            pieces = list(tensorfile.stream(tensors))
+            for index, piece in enumerate(pieces):
+                if index == len(pieces) // 2:
+                    hit("checkpoint_save")
+                digest.update(piece)
+                size_bytes += piece.nbytes
+                yield piece
+
+        self._storage.claim(directory)
+        self._storage.create(directory, STATE_FILE, parts())
+        record = FileRecord(size_bytes=size_bytes, checksum=f"sha256-{digest.hexdigest()}")
+        data = manifests.encode(
+            Manifest(
+                **msgspec.structs.asdict(meta),
+                schema=SCHEMA,
+                attempt=attempt,
+                entries=entries,
+                files={STATE_FILE: record},
+            )
+        )
+        path = f"{self.url}/{directory}"
+        verdict = may_commit()
+        if not verdict.allowed:
+            raise CommitRefused(f"{path}: commit refused: {verdict.reason}")
+        hit("checkpoint_manifest")
+        self._storage.create(directory, MANIFEST_FILE, (data,))
+        return CheckpointInfo(
+            iteration=meta.iteration,
+            generation=meta.generation,
+            attempt=attempt,
+            path=path,
+            size_bytes=size_bytes + len(data),
+        )
+
+    def _discard(self, directory: str) -> None:
+        """Our name, so our litter. What cannot be removed now is collected after a later commit."""
+        with contextlib.suppress(OSError):
+            self._storage.remove(directory, _OWN_FILES)
+
+    def _scan(self) -> Sequence[_Found]:
+        """Every directory that has a checkpoint's name, newest first."""
+        try:
+            listed = self._storage.list(lambda name: bool(manifests.parse_directory_name(name)))
+        except OSError as error:
+            raise CheckpointError(f"cannot list {self.url}: {error}") from error
+        found = [
+            _Found(CheckpointInfo(*parsed, f"{self.url}/{name}", sum(files.values())), files)
+            for name, files in listed.items()
+            if (parsed := manifests.parse_directory_name(name))
+        ]
+        return sorted(found, key=lambda f: (f.info.order, f.info.attempt), reverse=True)
+
+    def _require_own_root(self, job: str) -> None:
+        """One URL, one job: else retention and restore would mix two of them up."""
+        for info in self.list():
+            try:
+                other = read_manifest(self._storage, info).job
+            except CheckpointError:
+                continue  # restore and verify speak of damage; here only the job counts
+            if other != job:
+                raise CheckpointError(
+                    f"{self.url} holds checkpoints of job {other!r}, not of {job!r}: "
+                    "give every job its own checkpoint.url"
+                )
+            return
+
+    def _is_intact(self, found: _Found, *, fully: bool) -> bool:
+        try:
+            if fully:
+                self.verify(found.info)
+                return True
+            records = read_manifest(self._storage, found.info).files
+        except CheckpointError:
+            return False  # what cannot be read does not count, and so an older one is kept for it
+        return all(found.files.get(name) == record.size_bytes for name, record in records.items())
+
+    def _remove(self, doomed: Iterable[_Found]) -> Pruned:
+        removed: list[str] = []
+        failed: list[str] = []
+        for found in doomed:
+            own = own_files(found.files, _OWN_FILES)
+            if found.files and not own:
+                continue  # only somebody else's files are left in it
+            try:
+                self._storage.remove(found.info.directory, own)
+                removed.append(found.info.path)
+            except OSError as error:
+                failed.append(f"cannot remove {found.info.path}: {error}")
+        return Pruned(tuple(removed), tuple(failed))
+
+
+def _same(info: CheckpointInfo, other: CheckpointInfo | None) -> bool:
+    return other is not None and info.path == other.path
+
+
+def _entries(tensors: Mapping[str, Tensor], scopes: Mapping[str, str]) -> dict[str, EntryRecord]:
+    if tensors.keys() != scopes.keys():
+        raise CheckpointError(
+            f"tensors and scopes name different entries: {sorted(tensors.keys() ^ scopes.keys())}"
+        )
+    unknown = {name: scope for name, scope in scopes.items() if scope not in SCOPES}
+    if unknown:
+        raise CheckpointError(f"unknown scopes {unknown}; there are {', '.join(SCOPES)}")
+    return {
+        name: EntryRecord(
+            scope=scopes[name],  # type: ignore[arg-type]  # checked above
+            dtype=tensorfile.dtype_name(name, tensor),
+            shape=tuple(tensor.shape),
+            file=STATE_FILE,
+        )
+        for name, tensor in sorted(tensors.items())
+    }

@@ -1,0 +1,120 @@
+"""Tensors to and from the safetensors format.
+
+A file is a header length (8 bytes, little endian), a JSON header and the tensors' raw bytes
+(https://huggingface.co/docs/safetensors, "Format"). Done here and not by the library, so that a save
+streams from the tensors' own memory and hashes what it writes, a load copies nothing, and neither
+holds the interpreter lock for long while training goes on beside it.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Final
+
+import msgspec
+import torch
+from torch import Tensor
+
+from rallypoint.checkpointing.errors import CheckpointError, DamagedCheckpoint, NonFiniteState
+
+PIECE_BYTES: Final = 2**20
+"""Read, written and hashed at once, while it is in the cache."""
+
+DTYPE_NAMES: Final[dict[torch.dtype, str]] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+_DTYPES: Final = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+class _Header(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+    data_offsets: tuple[int, int]
+
+
+def dtype_name(name: str, tensor: Tensor) -> str:
+    """safetensors name of the tensor's number type. Raises `CheckpointError` for one that checkpoints
+    do not hold."""
+    if tensor.dtype not in DTYPE_NAMES:
+        raise CheckpointError(
+            f"tensor {name!r} is {tensor.dtype}; checkpoints hold only "
+            f"{', '.join(str(dtype) for dtype in DTYPE_NAMES)}"
+        )
+    return DTYPE_NAMES[tensor.dtype]
+
+
+def require_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Raise `NonFiniteState` if a tensor holds NaN or infinity, naming it."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.numel():
+            # One pass without a temporary of the tensor's size; NaN wins over any number.
+            low, high = (bound.item() for bound in torch.aminmax(tensor))
+            if not (math.isfinite(low) and math.isfinite(high)):
+                raise NonFiniteState(
+                    f"tensor {name!r} is not finite (least {low}, greatest {high}): not saved; "
+                    "training has diverged, restart from the checkpoint before"
+                )
+
+
+def write_order(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names in the order of their bytes: wide number types first, so that every tensor is aligned."""
+    return sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+
+
+def stream(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
+    """The bytes of a safetensors file, in pieces that fit a cache: the header, then the memory of each
+    tensor (on the CPU) in `write_order`."""
+    header: dict[str, _Header] = {}
+    offset = 0
+    for name in write_order(tensors):
+        tensor = tensors[name]
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = _Header(dtype_name(name, tensor), tuple(tensor.shape), (offset, end))
+        offset = end
+    text = msgspec.json.encode(header)
+    text += b" " * (-len(text) % 8)
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for name in write_order(tensors):
+        data = tensors[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        for begin in range(0, data.nbytes, PIECE_BYTES):
+            yield data[begin : begin + PIECE_BYTES]
+
+
+def parse(data: Tensor, path: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, as views into ``data``, its bytes (uint8, on the CPU).
+
+    Raises `DamagedCheckpoint`, naming ``path``, for bytes that are not such a file."""
+    try:
+        length = int.from_bytes(data[:8].numpy().tobytes(), "little")
+        start = 8 + length
+        if start > data.numel():
+            raise ValueError(f"a header of {length} bytes in a file of {data.numel()}")
+        header = msgspec.json.decode(data[8:start].numpy().data, type=dict[str, _Header])
+        return {name: _view(name, data, start, entry) for name, entry in header.items()}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise DamagedCheckpoint(f"{path}: not a file of tensors: {error}") from error
+
+
+def _view(name: str, data: Tensor, start: int, entry: _Header) -> Tensor:
+    dtype = _DTYPES.get(entry.dtype)
+    if dtype is None:
+        raise ValueError(f"tensor {name!r} has the unknown number type {entry.dtype!r}")
+    begin, end = (start + offset for offset in entry.data_offsets)
+    size_bytes = math.prod(entry.shape) * dtype.itemsize
+    aligned = begin % dtype.itemsize == 0
+    if not (start <= begin and end <= data.numel() and end - begin == size_bytes and aligned):
+        raise ValueError(
+            f"tensor {name!r} ({entry.dtype}, shape {list(entry.shape)}) cannot be at bytes "
+            f"{entry.data_offsets} of {data.numel() - start}"
+        )
+    return data[begin:end].view(dtype).reshape(entry.shape)

@@ -1,0 +1,219 @@
+"""Commits off the training path: a copy of the state now, everything else in a background thread.
+
+Memory: at most two copies of the state, reused from save to save.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rallypoint.checkpointing.errors import CheckpointError
+from rallypoint.checkpointing.manifest import CheckpointInfo, CheckpointMeta
+from rallypoint.checkpointing.store import CheckpointStore, CommitVerdict, no_failpoint
+
+
+@dataclass(frozen=True)
+class SaveDone:
+    """A checkpoint is committed, and was read back and verified."""
+
+    info: CheckpointInfo
+    stall_s: float
+    """How long the training loop stood still for the copy."""
+    persist_s: float
+    """From the start of the write to the end of the verification."""
+
+
+@dataclass(frozen=True)
+class SaveFailed:
+    """A checkpoint was not committed; or it was, but older ones could not be removed."""
+
+    generation: int
+    iteration: int
+    error: Exception
+    """Its text says what, where and why. `CommitRefused` when the supervisor did not allow it."""
+
+
+@dataclass
+class _Job:
+    tensors: dict[str, Tensor]
+    scopes: dict[str, str]
+    meta: CheckpointMeta
+    stall_s: float
+    ended: threading.Event = field(default_factory=threading.Event)
+    result: SaveDone | SaveFailed | None = None
+
+    def failed(self, error: Exception) -> SaveFailed:
+        return SaveFailed(self.meta.generation, self.meta.iteration, error)
+
+
+class CheckpointWriter:
+    """Saves one checkpoint at a time; the newest waiting one replaces an older waiting one.
+
+    ``submit``, ``save_now`` and ``close`` are for one thread, the training loop's. The callbacks run
+    in the writer's thread, must not raise and must end in bounded time: ``may_commit(generation,
+    iteration)`` right before each manifest, then ``on_done`` or ``on_failed``. No failure of a save is
+    ever raised into the training loop.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        *,
+        may_commit: Callable[[int, int], CommitVerdict],
+        on_done: Callable[[SaveDone], None],
+        on_failed: Callable[[SaveFailed], None],
+        keep_last: int,
+        hit: Callable[[str], None] = no_failpoint,
+    ) -> None:
+        self._store = store
+        self._may_commit = may_commit
+        self._on_done = on_done
+        self._on_failed = on_failed
+        self._keep_last = keep_last
+        self._hit = hit
+        self._changed = threading.Condition()
+        self._waiting: _Job | None = None
+        self._in_flight: _Job | None = None
+        self._free: list[dict[str, Tensor]] = []
+        self._closed = False
+        # A daemon: a store that hangs must not keep the process from exiting.
+        self._thread = threading.Thread(target=self._loop, name="checkpoint-writer", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self, tensors: Mapping[str, Tensor], scopes: Mapping[str, str], meta: CheckpointMeta
+    ) -> float:
+        """Copy ``tensors`` and have the copy saved in the background. Returns seconds of stall."""
+        return self._enqueue(tensors, scopes, meta).stall_s
+
+    def save_now(
+        self,
+        tensors: Mapping[str, Tensor],
+        scopes: Mapping[str, str],
+        meta: CheckpointMeta,
+        *,
+        timeout_s: float,
+    ) -> SaveDone | SaveFailed:
+        """As `submit`, and wait for the outcome, which the callbacks get too. After ``timeout_s``
+        seconds it is a failure for the caller, though the save may still end later."""
+        job = self._enqueue(tensors, scopes, meta)
+        job.ended.wait(timeout_s)
+        return job.result or job.failed(
+            CheckpointError(f"{self._store.url}: not committed within {timeout_s} s")
+        )
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until nothing is in flight or waiting; False when that took too long."""
+        with self._changed:
+            return self._changed.wait_for(self._is_idle, timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Take nothing more, drop (and report) what waits, and let the save in flight end, for at
+        most ``timeout_s`` seconds."""
+        with self._changed:
+            self._closed = True
+            dropped, self._waiting = self._waiting, None
+            self._changed.notify_all()
+        if dropped is not None:
+            self._fail(dropped, CheckpointError("the writer was closed before this save began"))
+        self._thread.join(timeout_s)
+
+    def _is_idle(self) -> bool:
+        return self._waiting is None and self._in_flight is None
+
+    def _enqueue(
+        self, tensors: Mapping[str, Tensor], scopes: Mapping[str, str], meta: CheckpointMeta
+    ) -> _Job:
+        begin_s = time.perf_counter()
+        with self._changed:
+            replaced, self._waiting = self._waiting, None
+            if replaced is not None:
+                self._free.append(replaced.tensors)
+            buffer = self._free.pop() if self._free else None
+        job = _Job(_copy(tensors, buffer), dict(scopes), meta, time.perf_counter() - begin_s)
+        with self._changed:
+            if not self._closed:
+                self._waiting = job
+                self._changed.notify_all()
+                return job
+        self._fail(job, CheckpointError("the writer is closed"))
+        return job
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting is not None or self._closed)
+                job, self._waiting = self._waiting, None
+                if job is None:
+                    return
+                self._in_flight = job
+            try:
+                self._perform(job)
+            except Exception:  # noqa: BLE001 - a callback broke its contract: show it and go on saving
+                threading.excepthook(
+                    threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+                )
+            finally:
+                job.ended.set()
+                with self._changed:
+                    self._in_flight = None
+                    self._free.append(job.tensors)
+                    self._changed.notify_all()
+
+    def _perform(self, job: _Job) -> None:
+        generation, iteration = job.meta.generation, job.meta.iteration
+        begin_s = time.perf_counter()
+        try:
+            info = self._store.save(
+                job.tensors,
+                job.scopes,
+                job.meta,
+                may_commit=lambda: self._may_commit(generation, iteration),
+                hit=self._hit,
+            )
+            self._store.verify(info)
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on and it is reported
+            self._fail(job, error)
+            return
+        job.result = SaveDone(info, job.stall_s, time.perf_counter() - begin_s)
+        self._on_done(job.result)
+        job.ended.set()
+        self._prune(job, info)
+
+    def _prune(self, job: _Job, info: CheckpointInfo) -> None:
+        try:
+            pruned = self._store.prune(self._keep_last, verified=info)
+        except Exception as error:  # noqa: BLE001 - as in a save
+            self._on_failed(job.failed(error))
+            return
+        if pruned.failed:
+            self._on_failed(job.failed(CheckpointError("; ".join(pruned.failed))))
+
+    def _fail(self, job: _Job, error: Exception) -> None:
+        job.result = job.failed(error)
+        job.ended.set()
+        self._on_failed(job.result)
+
+
+def _copy(tensors: Mapping[str, Tensor], buffer: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    """A copy on the CPU, in the memory of ``buffer`` when that has the same layout: fresh memory
+    costs several times the copy itself."""
+    if buffer is None or not _same_layout(tensors, buffer):
+        buffer = {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            for name, tensor in tensors.items()
+        }
+    for name, tensor in tensors.items():
+        buffer[name].copy_(tensor.detach())
+    return buffer
+
+
+def _same_layout(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(
+        a[name].shape == b[name].shape and a[name].dtype == b[name].dtype for name in a
+    )

@@ -1,0 +1,1 @@
+"""The supervisor: one per node. Nothing in this package imports torch."""

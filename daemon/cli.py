@@ -1,0 +1,81 @@
+"""The command ``rallypoint``. Every subcommand is loaded only when it is asked for.
+
+Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 no supervisor answers, 75 left on a
+preemption notice.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Final
+
+from rallypoint import __version__
+from rallypoint.daemon.shared.command import Command
+from rallypoint.daemon.shared.errors import ConfigError, RallypointError
+
+_GROUP: Final = "rallypoint.commands"
+_COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "run": "rallypoint.daemon.commands.run:COMMAND",
+        "status": "rallypoint.daemon.commands.status:COMMAND",
+        "stop": "rallypoint.daemon.commands.stop:STOP",
+        "drain": "rallypoint.daemon.commands.stop:DRAIN",
+        "config": "rallypoint.daemon.commands.config:COMMAND",
+    }
+)
+"""Commands of the daemon, as ``module:object``; those of other folders are entry points."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. Raises SystemExit for ``--help`` and wrong usage."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    asked = next((word for word in given if not word.startswith("-")), None)
+    parser = argparse.ArgumentParser(
+        prog="rallypoint", description="Fault-tolerant elastic training for robot-learning RL."
+    )
+    parser.add_argument("--version", action="version", version=f"rallypoint {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    command: Command | None = None
+    for name, target in _targets(asked).items():
+        if name == asked:
+            command = _load(target)
+            command.configure(subparsers.add_parser(name, help=command.help))
+        elif asked is None and name in _COMMANDS:
+            subparsers.add_parser(name, help=_load(target).help)
+        else:
+            subparsers.add_parser(name, help=f"see rallypoint {name} --help")
+    args = parser.parse_args(given)
+    if command is None:
+        parser.error(f"{asked!r} is no command")  # not reached: argparse refuses it before
+    try:
+        return command.run(args)
+    except RallypointError as error:
+        print(f"rallypoint: {error}", file=sys.stderr)
+        return _exit_code(error)
+
+
+def _exit_code(error: RallypointError) -> int:
+    if isinstance(error, ConfigError):
+        return 2
+    code: int = getattr(error, "exit_code", 1)
+    return code
+
+
+def _targets(asked: str | None) -> dict[str, str]:
+    """All commands by name; installed packages are searched only when that is needed."""
+    if asked in _COMMANDS:
+        return dict(_COMMANDS)
+    return {**_COMMANDS, **{entry.name: entry.value for entry in entry_points(group=_GROUP)}}
+
+
+def _load(target: str) -> Command:
+    module, _, attribute = target.partition(":")
+    command: Command = getattr(importlib.import_module(module), attribute)
+    return command
+
+
+if __name__ == "__main__":
+    sys.exit(main())

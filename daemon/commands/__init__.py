@@ -1,0 +1,1 @@
+"""Subcommands of ``rallypoint`` that need nothing but the daemon."""

@@ -1,0 +1,41 @@
+"""``rallypoint config``: the merged configuration, where each value comes from, the timeouts."""
+
+import argparse
+from dataclasses import fields
+from typing import Final
+
+from rallypoint.daemon.commands import options
+from rallypoint.daemon.shared import configload, envbudget, timeouts
+
+
+class ConfigCommand:
+    """Prints TOML with the source of each value as a comment."""
+
+    help: Final = "print the merged configuration with the source of each value"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add this command's arguments."""
+        options.add_configuration(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Print; exit code 0."""
+        resolved = options.resolve(args)
+        section = ""
+        for path, value in configload.items(resolved.config):
+            name, _, key = path.partition(".")
+            if name != section:
+                print(f"\n[{name}]" if section else f"[{name}]")
+                section = name
+            unset = "# " if value is None else ""
+            text = f"{unset}{key} = {configload.shown(path, value)}"
+            print(f"{text:<48}  # {resolved.sources[path]}")
+        world_size = envbudget.world_size_range(resolved.config)[1]
+        times = timeouts.derive(resolved.config, world_size)
+        print(f"\n# timeouts derived from membership.detect_s, for up to {world_size} workers")
+        for field in fields(times):
+            print(f"# {field.name:<18} {getattr(times, field.name):g} s")
+        print(f"# configuration hash {configload.config_hash(resolved.config)}")
+        return 0
+
+
+COMMAND = ConfigCommand()

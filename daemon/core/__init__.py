@@ -1,0 +1,1 @@
+"""Pure decisions: membership, planning, worker lifecycle. No I/O, clock, randomness or logging."""

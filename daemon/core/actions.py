@@ -1,0 +1,127 @@
+"""Orders that decisions give. Executors carry them out and report back as events."""
+
+from dataclasses import dataclass
+
+from rallypoint.daemon.core.records import JobState, MemberRecord
+from rallypoint.daemon.shared.plan import Plan, WorkerKey
+
+
+@dataclass(frozen=True)
+class SetTimer:
+    """Send ``TimerFired`` to the machine that asked, at this moment; replaces its earlier timer."""
+
+    at_s: float
+
+
+@dataclass(frozen=True)
+class Explain:
+    """A decision or a refusal in words, with the numbers: one log event, no effect."""
+
+    event: str
+    reason: str
+
+
+# --- orders of a node ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StartWorker:
+    key: WorkerKey
+
+
+@dataclass(frozen=True)
+class KillWorker:
+    """SIGKILL to the worker's whole process group."""
+
+    key: WorkerKey
+    reason: str
+
+
+@dataclass(frozen=True)
+class WriteMember:
+    """Write this node's member record under its lease."""
+
+    record: MemberRecord
+
+
+@dataclass(frozen=True)
+class SendPlan:
+    key: WorkerKey
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class SendFormedMark:
+    key: WorkerKey
+    generation: int
+
+
+@dataclass(frozen=True)
+class SendStop:
+    key: WorkerKey
+    reason: str
+
+
+@dataclass(frozen=True)
+class SendLeave:
+    key: WorkerKey
+    reason: str
+
+
+@dataclass(frozen=True)
+class ExitSupervisor:
+    """Nothing is left to do here."""
+
+    code: int
+    reason: str
+
+
+NodeAction = (
+    SetTimer
+    | Explain
+    | StartWorker
+    | KillWorker
+    | WriteMember
+    | SendPlan
+    | SendFormedMark
+    | SendStop
+    | SendLeave
+    | ExitSupervisor
+)
+
+# --- orders of the leader ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ProbeMembers:
+    """Ask each worker's own port whether it lives; answer within ``bound_s`` as ``ProbeAnswered``."""
+
+    probe: int
+    targets: tuple[WorkerKey, ...]
+    bound_s: float
+
+
+@dataclass(frozen=True)
+class PublishPlan:
+    """Compare-and-swap the ``generation`` key from ``replaces`` (a generation, 0 = none) to this plan.
+    ``restore`` plans also set ``job.restore_generation``, in the same transaction."""
+
+    plan: Plan
+    replaces: int
+
+
+@dataclass(frozen=True)
+class MarkFormed:
+    """Write ``job.formed`` in one transaction that also compares ``generation``."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class SetJobState:
+    state: JobState
+    reason: str
+
+
+LeaderAction = SetTimer | Explain | ProbeMembers | PublishPlan | MarkFormed | SetJobState
+Action = NodeAction | LeaderAction

@@ -1,0 +1,224 @@
+"""Which change of membership is due, and what a probe's answer makes of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rallypoint.daemon.core.leaderstate import Answers, LeaderState
+from rallypoint.daemon.core.planning import Draft, View, Worker, newest_checkpoint
+from rallypoint.daemon.core.records import JobRecord
+from rallypoint.daemon.shared.plan import ChangeCause, Plan, WorkerKey
+
+_ASK_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing can be published yet: why, and when to look again without an event."""
+
+    event: str
+    reason: str
+    at_s: float | None = None
+    ask_again_s: float | None = None
+    """Do not probe before this moment."""
+
+
+@dataclass(frozen=True)
+class Hopeless:
+    """The job cannot go on."""
+
+    reason: str
+
+
+Due = Draft | Wait | Hopeless | None
+
+
+def starts(view: View, plan: Plan | None) -> bool:
+    """Whether the next plan begins without anybody's live state."""
+    return not view.heirs and (plan is None or bool(view.lost or view.broken))
+
+
+def waiting_newcomers(view: View, plan: Plan | None) -> tuple[Worker, ...]:
+    """Newcomers that wait to be let in: at a start all that are warm, else those in no plan."""
+    if starts(view, plan) or plan is None:
+        return view.newcomers
+    return tuple(
+        w for w in view.newcomers if w.record.state == "ready" and plan.find(w.key) is None
+    )
+
+
+def next_change(state: LeaderState, view: View, job: JobRecord, now: float) -> Due:
+    """The change that is due now, or why none is; None when all is as it should be."""
+    plan = state.plan
+    if plan is None or starts(view, plan):
+        return _recover_store(state, view, now) if view.heirs else _start(state, view, job, now)
+    if view.lost or view.broken:
+        return _after_loss(state, view, plan, job, now)
+    if job.formed != plan.generation and plan.kind == "forced":
+        return None  # it is being formed; members report
+    return _drain(state, view, plan) or (
+        _join(state, view, plan, now) if job.formed == plan.generation else None
+    )
+
+
+# --- forced ----------------------------------------------------------------------------------------
+
+
+def _after_loss(
+    state: LeaderState, view: View, plan: Plan, job: JobRecord, now: float
+) -> Draft | Wait:
+    lost = ", ".join(map(str, view.lost)) or "nobody"
+    stayed = [w for w in view.heirs if plan.find(w.key) is not None]
+    newcomers_only = not any(key in plan.survivors for key in view.lost)
+    if plan.kind == "planned" and newcomers_only and not view.begun and stayed:
+        return Draft(
+            "planned",
+            plan.cause,
+            heirs=tuple(stayed),
+            newcomers=tuple(w for w in view.newcomers if plan.find(w.key) is not None),
+            why=f"{lost} died before it entered: generation {plan.generation} is superseded",
+        )
+    due_s = max((state.loss_at_s or now) + state.policy.coalesce_s, state.not_before_s)
+    if now < due_s:
+        broken = f"{len(view.broken)} of {plan.world_size} reported it broken"
+        text = f"generation {plan.generation}: lost {lost}; {broken}"
+        return Wait("loss_seen", text, due_s)
+    why = f"generation {plan.generation}: lost {lost}"
+    return _forced(view, _cause_of_loss(view, plan, job), why)
+
+
+def _cause_of_loss(view: View, plan: Plan, job: JobRecord) -> ChangeCause:
+    """A retry of a plan that never formed, with nobody lost, keeps the plan's own cause."""
+    if view.nodes_lost:
+        return "node_lost"
+    return plan.cause if not view.lost and job.formed < plan.generation else "worker_lost"
+
+
+def _recover_store(state: LeaderState, view: View, now: float) -> Draft | Wait:
+    if now < state.not_before_s:
+        return Wait("store_lost", "no plan in the store, but survivors live", state.not_before_s)
+    return _forced(view, "store", "the store holds no plan, but survivors live")
+
+
+def _forced(view: View, cause: ChangeCause, why: str) -> Draft:
+    ask = tuple(w.key for w in view.heirs)
+    return Draft("forced", cause, heirs=view.heirs, ask=ask, why=why)
+
+
+# --- start -----------------------------------------------------------------------------------------
+
+
+def _start(state: LeaderState, view: View, job: JobRecord, now: float) -> Draft | Wait | Hopeless:
+    policy, ready = state.policy, view.newcomers
+    numbers = f"{len(ready)} ready of {view.expected} slots, at least {policy.min_workers} needed"
+    if len(ready) < policy.min_workers:
+        return Wait("start_waits", f"no survivor: {numbers}")
+    if job.iteration > 0 and newest_checkpoint(state.members) is None:
+        return Hopeless(
+            f"the job record holds progress (iteration {job.iteration}, generation {job.formed}), but no "
+            "live state and no verified checkpoint was found; not starting from scratch: make the "
+            "checkpoints readable again, or start a new job with --fresh"
+        )
+    complete = len(ready) >= min(view.expected, policy.max_workers)
+    due_s = state.not_before_s
+    if not complete:
+        due_s = max(due_s, (state.gather_at_s or now) + policy.join_debounce_s)
+    if now < due_s:
+        return Wait("start_waits", f"no survivor: {numbers}; waiting for the others", due_s)
+    members = ready[: policy.max_workers]
+    ask = tuple(w.key for w in members) + view.unproven
+    cause = "start" if state.plan is None else _cause_of_loss(view, state.plan, job)
+    return Draft("forced", cause, (), members, restore=True, ask=ask, why=numbers)
+
+
+# --- planned ---------------------------------------------------------------------------------------
+
+
+def _drain(state: LeaderState, view: View, plan: Plan) -> Draft | Wait | None:
+    leaving = [w for w in view.heirs if w.draining and plan.find(w.key) is not None]
+    if not leaving:
+        return None
+    names = ", ".join(str(w.key) for w in leaving)
+    staying = tuple(w for w in view.heirs if not w.draining and plan.find(w.key) is not None)
+    if not staying:
+        return Wait(
+            "drain_waits", f"{names} hold the only live state of the job; nobody can take it"
+        )
+    nodes = {w.key.node for w in leaving}
+    notice = any(m.drain_cause == "notice" for m in state.members if m.node in nodes)
+    newcomers = tuple(w for w in view.newcomers if plan.find(w.key) is not None)
+    cause: ChangeCause = "notice" if notice else "drain"
+    return Draft("planned", cause, staying, newcomers, why=f"{names} leave")
+
+
+def _join(state: LeaderState, view: View, plan: Plan, now: float) -> Draft | Wait | None:
+    policy, waiting = state.policy, waiting_newcomers(view, plan)
+    if not waiting:
+        return None
+    room = policy.max_workers - plan.world_size
+    numbers = f"{len(waiting)} ready, {plan.world_size} in generation {plan.generation}"
+    if room <= 0:
+        return Wait("join_waits", f"{numbers}: the job has its {policy.max_workers} workers")
+    entering = waiting[:room]
+    if plan.world_size + len(entering) < policy.min_workers:
+        return Wait("join_waits", f"{numbers}: the job holds below {policy.min_workers}")
+    due_s = max((state.gather_at_s or now) + policy.join_debounce_s, state.not_before_s)
+    if now < due_s:
+        return Wait("join_waits", f"{numbers}: others may come with them", due_s)
+    members = tuple(w for w in view.heirs if plan.find(w.key) is not None)
+    ask = tuple(w.key for w in entering)
+    return Draft("planned", "join", members, entering, ask=ask, why=numbers)
+
+
+# --- after the probe -------------------------------------------------------------------------------
+
+
+def after_probe(state: LeaderState, view: View, draft: Draft, answers: Answers, now: float) -> Due:
+    """The draft without those who did not answer, or why that cannot be published."""
+    if not draft.ask:
+        return draft
+    if draft.restore:
+        return _start_answered(state, view, draft, answers, now)
+    if draft.kind == "planned":
+        return _join_answered(state, draft, answers, now)
+    silent = [w.key for w in draft.heirs if w.key not in answers.answering]
+    heirs = tuple(w for w in draft.heirs if w.key in answers.answering)
+    heirs = tuple(w for w in heirs if not w.draining) or heirs
+    if not heirs:
+        text = f"{draft.why}; no survivor answers a probe: {_names(silent)}"
+        return _ask_again("survivors_silent", text, now)
+    heirs = heirs[: state.policy.max_workers]
+    cause = draft.cause
+    if silent and not view.lost:
+        cause = "worker_lost" if answers.gone else "hang"
+    why = f"{draft.why}; left out for not answering: {_names(silent)}" if silent else draft.why
+    return replace(draft, heirs=heirs, cause=cause, why=why)
+
+
+def _start_answered(
+    state: LeaderState, view: View, draft: Draft, answers: Answers, now: float
+) -> Draft | Wait:
+    old = [key for key in view.unproven if key in answers.answering]
+    if old:
+        text = f"no survivor is listed, but {_names(old)} of an earlier plan still answer"
+        return _ask_again("start_waits", text, now)
+    ready = tuple(w for w in draft.newcomers if w.key in answers.answering)
+    if len(ready) < state.policy.min_workers:
+        text = f"{len(ready)} of {len(draft.newcomers)} answer, {state.policy.min_workers} needed"
+        return _ask_again("start_waits", text, now)
+    return replace(draft, newcomers=ready)
+
+
+def _join_answered(state: LeaderState, draft: Draft, answers: Answers, now: float) -> Draft | Wait:
+    entering = tuple(w for w in draft.newcomers if w.key in answers.answering)
+    if not entering or len(draft.heirs) + len(entering) < state.policy.min_workers:
+        text = f"{len(entering)} of {len(draft.newcomers)} newcomers answer"
+        return _ask_again("join_waits", text, now)
+    return replace(draft, newcomers=entering)
+
+
+def _ask_again(event: str, reason: str, now: float) -> Wait:
+    return Wait(event, reason, now + _ASK_AGAIN_S, ask_again_s=now + _ASK_AGAIN_S)
+
+
+def _names(keys: Sequence[WorkerKey]) -> str:
+    return ", ".join(map(str, keys))

@@ -1,0 +1,219 @@
+"""Past facts that the decisions react to. Executors make them; nobody else does."""
+
+from dataclasses import dataclass
+
+from rallypoint.daemon.core.records import JobRecord, MemberRecord
+from rallypoint.daemon.shared.plan import Plan, WorkerKey
+
+# --- events of one node (core.node) --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NodeStarted:
+    """The supervisor holds the directory, ended every earlier worker, and joined the store."""
+
+
+@dataclass(frozen=True)
+class WorkerSpawned:
+    key: WorkerKey
+    pid: int
+
+
+@dataclass(frozen=True)
+class SpawnFailed:
+    key: WorkerKey
+    error: str
+
+
+@dataclass(frozen=True)
+class WorkerConnected:
+    """Hello arrived and was accepted."""
+
+    key: WorkerKey
+
+
+@dataclass(frozen=True)
+class WorkerBecameReady:
+    key: WorkerKey
+    host: str
+    port: int
+    device: str
+    capacity_envs: int
+    last_formed: int
+    checkpoint: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class WorkerBroke:
+    """A collective of this generation failed in a worker that lives."""
+
+    key: WorkerKey
+    generation: int
+    error: str
+
+
+@dataclass(frozen=True)
+class WorkerFormed:
+    key: WorkerKey
+    generation: int
+    state_hash: str
+    iteration: int
+
+
+@dataclass(frozen=True)
+class WorkerCommitted:
+    key: WorkerKey
+    generation: int
+    iteration: int
+    env_steps: int
+
+
+@dataclass(frozen=True)
+class WorkerCheckpointed:
+    """A checkpoint of this (generation, iteration) is committed and verified."""
+
+    key: WorkerKey
+    generation: int
+    iteration: int
+
+
+@dataclass(frozen=True)
+class WorkerFaulted:
+    """The program of the worker raised; it is about to exit."""
+
+    key: WorkerKey
+    generation: int
+    iteration: int
+    fingerprint: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class WorkerLeft:
+    """The worker said that it exits by agreement (finished, stopped, drained, orphaned)."""
+
+    key: WorkerKey
+    iteration: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class WorkerExited:
+    """The process is gone, and its process group swept."""
+
+    key: WorkerKey
+    code: int | None
+    signal: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlanSeen:
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class JobSeen:
+    job: JobRecord
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    """The operator (or SIGTERM under embedded membership) stops the job: agree, checkpoint, exit 0."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class DrainRequested:
+    """This node leaves; the others train on."""
+
+    deadline_s: float | None
+    cause: str
+
+
+@dataclass(frozen=True)
+class TimerFired:
+    """The moment asked for by ``SetTimer`` has come (or passed)."""
+
+
+NodeEvent = (
+    NodeStarted
+    | WorkerSpawned
+    | SpawnFailed
+    | WorkerConnected
+    | WorkerBecameReady
+    | WorkerBroke
+    | WorkerFormed
+    | WorkerCommitted
+    | WorkerCheckpointed
+    | WorkerFaulted
+    | WorkerLeft
+    | WorkerExited
+    | PlanSeen
+    | JobSeen
+    | StopRequested
+    | DrainRequested
+    | TimerFired
+)
+
+# --- events of the leader (core.leader) -----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LeaderElected:
+    """This node holds the leader key; the view is what was read after that."""
+
+    members: tuple[MemberRecord, ...]
+    plan: Plan | None
+    job: JobRecord
+    newest_known_generation: int
+    """max(persisted, every reachable manifest's, every member's): the next number is above it."""
+
+
+@dataclass(frozen=True)
+class MembersChanged:
+    """All member records under a live lease, as of one revision."""
+
+    members: tuple[MemberRecord, ...]
+
+
+@dataclass(frozen=True)
+class PlanChanged:
+    """The ``generation`` key as of one revision (also the answer to our own publish)."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class JobChanged:
+    job: JobRecord
+
+
+@dataclass(frozen=True)
+class ProbeAnswered:
+    """Answer to ``ProbeMembers``: who answered, who is gone, who kept silent."""
+
+    probe: int
+    answering: tuple[WorkerKey, ...]
+    gone: tuple[WorkerKey, ...]
+    silent: tuple[WorkerKey, ...]
+
+
+@dataclass(frozen=True)
+class PublishRefused:
+    """The compare-and-swap lost: somebody else wrote first; the new value comes as an event."""
+
+    generation: int
+    reason: str
+
+
+LeaderEvent = (
+    LeaderElected
+    | MembersChanged
+    | PlanChanged
+    | JobChanged
+    | ProbeAnswered
+    | PublishRefused
+    | TimerFired
+)

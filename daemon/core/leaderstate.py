@@ -1,0 +1,73 @@
+"""The state of the leader's decisions."""
+
+from dataclasses import dataclass
+
+from rallypoint.daemon.core.events import ProbeAnswered
+from rallypoint.daemon.core.policy import LeaderPolicy
+from rallypoint.daemon.core.records import JobRecord, JobState, MemberRecord
+from rallypoint.daemon.shared.plan import Plan, WorkerKey
+
+RETRY_FIRST_S = 0.05
+RETRY_MOST_S = 1.0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A probe in flight."""
+
+    number: int
+    targets: tuple[WorkerKey, ...]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answer to a probe; used in the same decision and then forgotten."""
+
+    asked: frozenset[WorkerKey]
+    answering: frozenset[WorkerKey]
+    gone: frozenset[WorkerKey]
+
+    @staticmethod
+    def of(probe: Probe, event: ProbeAnswered) -> "Answers":
+        """Whoever was asked and did not answer kept silent."""
+        return Answers(frozenset(probe.targets), frozenset(event.answering), frozenset(event.gone))
+
+
+@dataclass(frozen=True)
+class LeaderState:
+    """What the store holds as of the newest events, and what the leader has under way."""
+
+    policy: LeaderPolicy
+    members: tuple[MemberRecord, ...] = ()
+    plan: Plan | None = None
+    job: JobRecord | None = None
+    """None: this node has never been elected."""
+    newest_generation: int = 0
+    """Newest number known from elsewhere, or used by us."""
+    loss_at_s: float | None = None
+    """When the first loss of this window was seen."""
+    gather_at_s: float | None = None
+    """When the first newcomer that waits was seen."""
+    not_before_s: float = 0.0
+    """Back-off of retries: no forced plan and no probe before this moment."""
+    refused_until_s: float = 0.0
+    """Back-off after the store refused: nothing is written before this moment."""
+    retries: int = 0
+    """Plans in a row that followed one that never formed, and refusals."""
+    last_probe: int = 0
+    probe: Probe | None = None
+    publishing: int = 0
+    """Generation of the plan that is being written; 0: none."""
+    marking: int = 0
+    """Generation whose formed mark is being written; 0: none."""
+    ordered_state: JobState | None = None
+    """Job state that was ordered and is not in the record yet."""
+    timer_at_s: float | None = None
+    said: str = ""
+    """The newest explanation of waiting, so that it is given once."""
+    recent: tuple[str, ...] = ()
+
+    @property
+    def back_off_s(self) -> float:
+        """0.05 s, doubled with each retry, at most 1 s."""
+        return float(min(RETRY_FIRST_S * 2.0 ** min(self.retries, 10), RETRY_MOST_S))

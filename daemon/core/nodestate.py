@@ -1,0 +1,161 @@
+"""The state of one node's decisions: what `core.node` keeps and `status` shows."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from rallypoint.daemon.core.policy import NodePolicy
+from rallypoint.daemon.core.records import (
+    FaultRecord,
+    JobRecord,
+    MemberRecord,
+    SlotRecord,
+    WorkerState,
+)
+from rallypoint.daemon.shared.plan import Plan, WorkerKey
+
+PLANS_KEPT = 4
+"""A report about a generation may come after newer plans; this many are remembered."""
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """One slot and the life of the worker in it."""
+
+    slot: int
+    incarnation: int
+    state: WorkerState = "stopped"
+    pid: int | None = None
+    connected: bool = False
+    rank: int | None = None
+    """Rank in the newest plan; None: it is in no plan."""
+    blocks: tuple[int, ...] = ()
+    """Env blocks of the last generation it formed."""
+    committed_iteration: int | None = None
+    restarts: int = 0
+    """Restarts of this slot since the supervisor started."""
+    failures: int = 0
+    """Lives that ended without having formed, since an iteration was last committed here."""
+    restart_at_s: float | None = None
+    """When the next life begins; None: nothing is due."""
+    host: str = ""
+    port: int = 0
+    device: str = ""
+    capacity_envs: int = 0
+    ready_order: int = 0
+    last_formed: int = 0
+    broken_generation: int = 0
+    checkpoint: tuple[int, int] | None = None
+    left: str = ""
+    """Why this life left by agreement; "" while it has not."""
+    told: Literal["", "stop", "leave"] = ""
+    """What it was told about the end."""
+    fault: FaultRecord | None = None
+
+    @property
+    def live(self) -> bool:
+        """There is a process, or the order to start one was given."""
+        return self.state not in ("stopped", "lost", "quarantined")
+
+    @property
+    def trains(self) -> bool:
+        """It is past warm-up: it can be in a plan."""
+        return self.state in ("ready", "training", "rebuilding", "waiting", "draining")
+
+    def record(self) -> SlotRecord:
+        """What the member record says of this slot."""
+        return SlotRecord(
+            slot=self.slot,
+            incarnation=self.incarnation,
+            state=self.state,
+            host=self.host,
+            port=self.port,
+            device=self.device,
+            capacity_envs=self.capacity_envs,
+            ready_order=self.ready_order,
+            last_formed=self.last_formed,
+            broken_generation=self.broken_generation,
+            checkpoint=self.checkpoint,
+            blocks=self.blocks,
+            left=self.left,
+            fault=self.fault,
+        )
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why and how this supervisor comes to its end. No worker is started any more."""
+
+    kind: Literal["stop", "finish", "drain", "fail"]
+    code: int
+    reason: str
+    deadline_s: float | None
+    """Monotonic time at which what is left is killed; None: not bounded yet."""
+    exited: bool = False
+    """The order to exit was given."""
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """Everything the decisions of one node remember."""
+
+    policy: NodePolicy
+    slots: tuple[SlotState, ...]
+    started: bool = False
+    ready_count: int = 0
+    plans: tuple[Plan, ...] = ()
+    """The newest plans seen, newest last."""
+    job: JobRecord | None = None
+    member: MemberRecord | None = None
+    """The member record as ordered last."""
+    ending: Ending | None = None
+    drain_seconds: float | None = None
+    """How long the node had when it began to drain."""
+    drain_cause: Literal["", "drain", "notice"] = ""
+    """Not empty: the node drains."""
+    timer_at_s: float | None = None
+    recent: tuple[str, ...] = ()
+    """The last events, for the error about an invalid one."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """The newest plan."""
+        return self.plans[-1] if self.plans else None
+
+    @property
+    def formed(self) -> int:
+        """The newest generation marked formed, as far as this node knows."""
+        return 0 if self.job is None else self.job.formed
+
+    def key(self, slot: SlotState) -> WorkerKey:
+        """The key of the worker that lives (or lived last) in this slot."""
+        return WorkerKey(self.policy.node, slot.slot, slot.incarnation)
+
+    def with_slot(self, index: int, **changes: Any) -> "NodeState":
+        """This state with some fields of one slot replaced."""
+        slots = list(self.slots)
+        slots[index] = replace(slots[index], **changes)
+        return replace(self, slots=tuple(slots))
+
+    def engaged(self, slot: SlotState) -> bool:
+        """Whether others count on this worker: it is in the newest plan, or trains on in the
+        generation before a planned plan without it, until that one has formed."""
+        plan = self.plan
+        if plan is None:
+            return False
+        if plan.find(self.key(slot)) is not None:
+            return True
+        pending = plan.kind == "planned" and self.formed < plan.generation
+        return pending and slot.last_formed >= max(1, self.formed)
+
+    def record(self) -> MemberRecord:
+        """The member record of this state."""
+        return MemberRecord(
+            node=self.policy.node,
+            incarnation=self.policy.incarnation,
+            advertise=self.policy.advertise,
+            slots=tuple(slot.record() for slot in self.slots),
+            draining=bool(self.drain_cause),
+            deadline_s=self.drain_seconds,
+            drain_cause=self.drain_cause,
+            versions=dict(self.policy.versions),
+        )

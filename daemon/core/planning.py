@@ -1,0 +1,210 @@
+"""Reading member records and building plans: pure functions without memory."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rallypoint.daemon.core.policy import LeaderPolicy
+from rallypoint.daemon.core.records import JobRecord, MemberRecord, SlotRecord, WorkerState
+from rallypoint.daemon.shared import envbudget
+from rallypoint.daemon.shared.plan import ChangeCause, ChangeKind, Plan, PlannedWorker, WorkerKey
+
+_WARM: frozenset[WorkerState] = frozenset(
+    {"ready", "training", "rebuilding", "waiting", "draining"}
+)
+_GONE: frozenset[WorkerState] = frozenset({"stopped", "lost", "quarantined"})
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker that lives and is past warm-up, as its node recorded it."""
+
+    key: WorkerKey
+    record: SlotRecord
+    host: str
+    draining: bool
+    """Its node drains."""
+    heir: bool
+    """It formed a generation not older than the newest one marked formed, so its state counts. Among
+    heirs those of the newest generation are the survivors; a heir behind them was in the group that
+    broke before everybody had said that it formed, and takes the survivors' state if it differs."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What the member records say, seen against the present plan."""
+
+    heirs: tuple[Worker, ...]
+    """Newest formed generation first, then by rank in the present plan."""
+    newcomers: tuple[Worker, ...]
+    """Not heirs, not draining; slots of one node adjacent, then in the order they became ready."""
+    lost: tuple[WorkerKey, ...]
+    """Members of the plan that are gone, or that left."""
+    nodes_lost: bool
+    """Some member is lost because its whole node is."""
+    broken: tuple[WorkerKey, ...]
+    """Members that live but reported exactly this generation broken."""
+    unproven: tuple[WorkerKey, ...]
+    """Members that are not known to live and of whom no record says that they are gone."""
+    begun: bool
+    """Some member has formed this generation, or broken in it."""
+    all_formed: bool
+    """Every member of exactly this plan has formed it."""
+    expected: int
+    """Slots of nodes that do not drain in which a worker lives or is about to."""
+
+
+def survey(members: Sequence[MemberRecord], plan: Plan | None, job: JobRecord) -> View:
+    """Sort the workers of all member records by what they mean to the next plan."""
+    workers = {
+        w.key: w for member in members for slot in member.slots if (w := _worker(member, slot, job))
+    }
+    planned = () if plan is None else tuple(m.key for m in plan.members)
+    generation = 0 if plan is None else plan.generation
+    known = {(m.node, s.slot): (m, s) for m in members for s in m.slots}
+    present = [workers[key] for key in planned if key in workers]
+    lost = tuple(key for key in planned if key not in workers)
+    return View(
+        heirs=_by_seniority((w for w in workers.values() if w.heir), planned),
+        newcomers=tuple(
+            sorted(
+                (w for w in workers.values() if not w.heir and _may_enter(w)),
+                key=lambda w: (w.key.node, w.record.ready_order, w.key.slot),
+            )
+        ),
+        lost=lost,
+        nodes_lost=any((key.node, key.slot) not in known for key in lost),
+        broken=tuple(w.key for w in present if w.record.broken_generation == generation),
+        unproven=tuple(key for key in lost if (key.node, key.slot) not in known),
+        begun=any(
+            max(w.record.last_formed, w.record.broken_generation) >= generation for w in present
+        ),
+        all_formed=bool(planned)
+        and not lost
+        and all(w.record.last_formed == generation for w in present),
+        expected=sum(slot.state not in _GONE for m, slot in known.values() if not m.draining),
+    )
+
+
+def _worker(member: MemberRecord, slot: SlotRecord, job: JobRecord) -> Worker | None:
+    if slot.state not in _WARM or slot.left:
+        return None
+    return Worker(
+        key=WorkerKey(member.node, slot.slot, slot.incarnation),
+        record=slot,
+        host=slot.host or member.advertise,
+        draining=member.draining,
+        heir=slot.last_formed >= max(1, job.formed),
+    )
+
+
+def _may_enter(worker: Worker) -> bool:
+    return not worker.draining and worker.record.state != "draining"
+
+
+def _by_seniority(workers: Iterable[Worker], planned: tuple[WorkerKey, ...]) -> tuple[Worker, ...]:
+    """Newest formed generation first, then rank in the present plan, then place."""
+    rank = {key: rank for rank, key in enumerate(planned)}
+    return tuple(
+        sorted(
+            workers,
+            key=lambda w: (-w.record.last_formed, rank.get(w.key, len(rank)), w.key),
+        )
+    )
+
+
+# --- plans ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A change that is due: who is to be in the next generation, if they answer."""
+
+    kind: ChangeKind
+    cause: ChangeCause
+    heirs: tuple[Worker, ...]
+    newcomers: tuple[Worker, ...] = ()
+    restore: bool = False
+    ask: tuple[WorkerKey, ...] = ()
+    """Whom to probe before this is published."""
+    why: str = ""
+
+
+def restoring_generation(plan: Plan | None, job: JobRecord) -> int:
+    """The newest generation that restored, whether or not the job record shows it yet."""
+    return max(job.restore_generation, plan.generation if plan is not None and plan.restore else 0)
+
+
+def newest_checkpoint(members: Sequence[MemberRecord]) -> tuple[int, int] | None:
+    """(generation, iteration) of the newest verified checkpoint that some member can read."""
+    return max(
+        (s.checkpoint for m in members for s in m.slots if s.checkpoint is not None), default=None
+    )
+
+
+def next_generation(
+    newest: int, members: Sequence[MemberRecord], plan: Plan | None, job: JobRecord
+) -> int:
+    """1 + the greatest number that anybody knows."""
+    recorded = [
+        number
+        for member in members
+        for slot in member.slots
+        for number in (slot.last_formed, slot.broken_generation, (slot.checkpoint or (0, 0))[0])
+    ]
+    planned = 0 if plan is None else plan.generation
+    return 1 + max(newest, planned, job.formed, job.restore_generation, *recorded, 0)
+
+
+def build_plan(
+    policy: LeaderPolicy,
+    draft: Draft,
+    generation: int,
+    members: Sequence[MemberRecord],
+    plan: Plan | None,
+    job: JobRecord,
+) -> Plan:
+    """The plan of a draft: ranks in the draft's order, heirs before newcomers, and env blocks.
+
+    Raises `BudgetError` when the envs do not divide among them (checked before anything starts).
+    """
+    workers = (*draft.heirs, *draft.newcomers)
+    blocks = _blocks(policy, draft)
+    restored = restoring_generation(plan, job)
+    checkpoint = newest_checkpoint(members)
+    uncovered = restored > 0 and (checkpoint is None or checkpoint[0] < restored)
+    return Plan(
+        generation=generation,
+        kind=draft.kind,
+        cause=draft.cause,
+        formed=job.formed,
+        restore=draft.restore,
+        hold=len(workers) < policy.min_workers,
+        commit_first=draft.restore or uncovered,
+        budget_envs=policy.num_envs,
+        members=tuple(
+            PlannedWorker(
+                key=worker.key,
+                rank=rank,
+                host=worker.host,
+                port=worker.record.port,
+                blocks=blocks[worker.key],
+                capacity_envs=worker.record.capacity_envs,
+            )
+            for rank, worker in enumerate(workers)
+        ),
+        survivors=tuple(worker.key for worker in draft.heirs),
+    )
+
+
+def _blocks(policy: LeaderPolicy, draft: Draft) -> dict[WorkerKey, tuple[int, ...]]:
+    """Heirs keep what they hold (the more senior where two claim a block); the budget says the rest."""
+    held: dict[WorkerKey, tuple[int, ...]] = {}
+    taken: set[int] = set()
+    for worker in draft.heirs:
+        held[worker.key] = tuple(b for b in worker.record.blocks if b not in taken)
+        taken.update(worker.record.blocks)
+    order = [worker.key for worker in (*draft.heirs, *draft.newcomers)]
+    count = policy.num_envs // policy.block
+    if policy.budget == "per_rank":
+        return envbudget.assign_per_rank(held, order, count)
+    return envbudget.assign_global(held, order, count, move=draft.kind == "planned")

@@ -1,0 +1,47 @@
+"""What the decisions are told once, at their start. All times in monotonic seconds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePolicy:
+    """Fixed facts and bounds of one node."""
+
+    node: str
+    """Name of this node, unique in the job."""
+    incarnation: int
+    """Life of this supervisor, counted up in its directory."""
+    advertise: str
+    """Address under which other nodes reach this one."""
+    slots: int
+    """Worker processes of this node: one per slot, numbered from 0."""
+    first_incarnation: int
+    """Worker incarnations start above this number, so that none of an earlier supervisor recurs."""
+    stop_grace_s: float
+    """How long workers may take to agree, checkpoint and leave, before they are killed."""
+    versions: Mapping[str, str]
+    """Versions written into the member record (rallypoint, torch, …)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaderPolicy:
+    """Fixed facts and bounds of the job, as its leader needs them."""
+
+    budget: Literal["per_rank", "global"]
+    """How ``num_envs`` counts."""
+    num_envs: int
+    """Envs per rank (``per_rank``) or in all (``global``); a multiple of ``block``."""
+    block: int
+    """Envs per env block."""
+    min_workers: int
+    """Below this world size the job holds."""
+    max_workers: int
+    """Largest world size."""
+    coalesce_s: float
+    """Losses within this time of the first are one change."""
+    probe_s: float
+    """Bound of a probe."""
+    join_debounce_s: float
+    """Newcomers within this time of the first enter together."""

@@ -1,0 +1,108 @@
+"""What members, the leader and the job write into the membership store.
+
+Keys are below ``/rallypoint/<job>/``: ``members/<node>``, ``leader``, ``generation``, ``job``.
+Values are JSON. Member records are written when they change, never per iteration.
+"""
+
+from typing import Literal
+
+import msgspec
+
+WorkerState = Literal[
+    "starting",
+    "warming",
+    "ready",
+    "training",
+    "rebuilding",
+    "waiting",
+    "draining",
+    "stopped",
+    "lost",
+    "quarantined",
+]
+WORKER_STATES: tuple[WorkerState, ...] = (
+    "starting",
+    "warming",
+    "ready",
+    "training",
+    "rebuilding",
+    "waiting",
+    "draining",
+    "stopped",
+    "lost",
+    "quarantined",
+)
+JobState = Literal["running", "paused", "finished", "failed"]
+
+
+class FaultRecord(msgspec.Struct, frozen=True):
+    """The newest exception of a slot's program, kept over restarts until the slot gets past it."""
+
+    incarnation: int
+    """Life that raised it."""
+    generation: int
+    """0: before it was in any."""
+    iteration: int
+    fingerprint: str
+    times: int
+    """How often in a row this slot raised this very fingerprint at this very iteration."""
+    traceback: str
+    """Its end, at most ``TRACEBACK_CHARS``."""
+
+
+TRACEBACK_CHARS = 4000
+
+
+class SlotRecord(msgspec.Struct, frozen=True):
+    """One slot as its node last saw it."""
+
+    slot: int
+    incarnation: int
+    state: WorkerState
+    host: str = ""
+    port: int = 0
+    device: str = ""
+    capacity_envs: int = 0
+    ready_order: int = 0
+    """Counts up per node; seniority among newcomers. 0 until ready."""
+    last_formed: int = 0
+    broken_generation: int = 0
+    """Newest generation that this worker reported broken while it lives itself."""
+    checkpoint: tuple[int, int] | None = None
+    """(generation, iteration) of the newest verified checkpoint this worker can read."""
+    blocks: tuple[int, ...] = ()
+    """Env blocks it holds: those of the last generation it formed."""
+    left: str = ""
+    """Why the worker left by agreement: ``finished``, ``stopped``, ``drained``; "" while it has not."""
+    fault: FaultRecord | None = None
+
+
+class MemberRecord(msgspec.Struct, frozen=True):
+    """One supervisor, under its lease."""
+
+    node: str
+    incarnation: int
+    advertise: str
+    slots: tuple[SlotRecord, ...]
+    draining: bool = False
+    deadline_s: float | None = None
+    """Seconds left until the node goes, when it said so (a notice)."""
+    drain_cause: Literal["", "drain", "notice"] = ""
+    """Why it drains."""
+    versions: dict[str, str] = {}
+
+
+class JobRecord(msgspec.Struct, frozen=True):
+    """The job, which survives every process."""
+
+    uid: str
+    config_hash: str
+    versions: dict[str, str]
+    iteration: int = 0
+    env_steps: int = 0
+    formed: int = 0
+    """Newest formed generation."""
+    restore_generation: int = 0
+    """Newest generation that restored from a checkpoint (or started from scratch)."""
+    state: JobState = "running"
+    reason: str = ""

@@ -1,0 +1,1 @@
+"""What touches the world for the decisions: store, processes, sockets, HTTP, files."""

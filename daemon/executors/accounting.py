@@ -1,0 +1,143 @@
+"""Two ledgers: env steps that were used or lost, and where the time of a membership change went.
+
+Both are plain bookkeeping over past facts; times are monotonic seconds and passed in.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from rallypoint.daemon.executors.metrics import PHASES
+from rallypoint.daemon.shared.messages import Formed, RankRecord
+from rallypoint.daemon.shared.plan import Plan, WorkerKey
+
+_WORKER_PHASES: Final = ("release", "group", "sync", "envs")
+
+
+class StepLedger:
+    """Collected env steps are used (in a committed iteration) or lost, never both.
+
+    What a dead worker collected is settled only once a generation without it has formed: until then
+    the survivors may still commit the iteration that holds its rollout.
+    """
+
+    def __init__(self) -> None:
+        self._accounted: dict[WorkerKey, int] = {}
+        self._dead: dict[WorkerKey, tuple[int, str]] = {}
+
+    def used(self, ranks: Iterable[RankRecord]) -> int:
+        """Note the steps of a committed iteration; returns their sum."""
+        total = 0
+        for rank in ranks:
+            self._account(rank.key, rank.env_steps)
+            total += rank.env_steps
+        return total
+
+    def reported_lost(self, key: WorkerKey, env_steps: int) -> None:
+        """Note steps that a worker itself reported as lost."""
+        self._account(key, env_steps)
+
+    def died(self, key: WorkerKey, collected: int, *, by_agreement: bool) -> None:
+        """Note the end of a worker that had collected this many steps in its life."""
+        self._dead[key] = (collected, "dropped" if by_agreement else "died")
+
+    def settle(self, members: Iterable[WorkerKey] = ()) -> dict[str, int]:
+        """Lost steps by reason of all dead workers that are not among ``members``."""
+        lost: dict[str, int] = {}
+        for key in [key for key in self._dead if key not in set(members)]:
+            collected, reason = self._dead.pop(key)
+            steps = max(0, collected - self._accounted.pop(key, 0))
+            lost[reason] = lost.get(reason, 0) + steps
+        return lost
+
+    def _account(self, key: WorkerKey, env_steps: int) -> None:
+        self._accounted[key] = self._accounted.get(key, 0) + env_steps
+
+
+@dataclass
+class Change:
+    """One membership change under way."""
+
+    plan: Plan
+    noticed_s: float
+    decided_s: float
+    published_s: float
+    formed: dict[WorkerKey, Formed] = field(default_factory=dict)
+    stepped: dict[WorkerKey, float] = field(default_factory=dict)
+    marked: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Every member has made its first optimiser step."""
+        return self.marked and all(member.key in self.stepped for member in self.plan.members)
+
+    def seconds(self) -> dict[str, float | None]:
+        """Seconds of each phase; None where it is not known (yet)."""
+        seconds: dict[str, float | None] = dict.fromkeys(PHASES)
+        seconds["detect"] = max(0.0, self.decided_s - self.noticed_s)
+        seconds["plan"] = max(0.0, self.published_s - self.noticed_s)
+        if self.marked:
+            for phase in _WORKER_PHASES:
+                reported = [m.seconds[phase] for m in self.formed.values() if phase in m.seconds]
+                seconds[phase] = max(reported, default=None)
+        if self.complete:
+            formed_s = max(message.at_s for message in self.formed.values())
+            seconds["first_step"] = max(0.0, min(self.stepped.values()) - formed_s)
+            seconds["total"] = max(0.0, max(self.stepped.values()) - self.noticed_s)
+        return seconds
+
+
+class RecoveryClock:
+    """Times of the newest change. A change that is superseded before it formed hands the moment at
+    which it was noticed on to its successor: the clock of an outage is never set back."""
+
+    def __init__(self) -> None:
+        self.last: Change | None = None
+        """Newest generation that formed."""
+        self._open: Change | None = None
+        self._noticed_s: float | None = None
+        self._decided_s: float | None = None
+
+    @property
+    def newest_plan(self) -> Plan | None:
+        """The plan that was published last."""
+        return None if self._open is None else self._open.plan
+
+    def noticed(self, at_s: float, decided_s: float) -> None:
+        """A loss was noticed at ``at_s`` and taken up by the decisions at ``decided_s``."""
+        if self._noticed_s is None:
+            self._noticed_s, self._decided_s = at_s, decided_s
+
+    def published(self, plan: Plan, now: float) -> None:
+        """A plan was published."""
+        noticed_s, decided_s = now, now
+        if plan.kind == "forced" and self._noticed_s is not None:
+            noticed_s, decided_s = self._noticed_s, self._decided_s or now
+        self._noticed_s = self._decided_s = None
+        earlier = self._open
+        if earlier is not None and not earlier.marked and earlier.noticed_s < noticed_s:
+            noticed_s, decided_s = earlier.noticed_s, earlier.decided_s
+        self._open = Change(plan, noticed_s, decided_s, now)
+
+    def formed(self, message: Formed) -> None:
+        """A member reports a generation formed."""
+        if self._open is not None and self._open.plan.generation == message.generation:
+            self._open.formed[message.key] = message
+
+    def marked(self, generation: int) -> Change | None:
+        """The leader marked a generation formed: the change, the first time."""
+        change = self._open
+        if change is None or change.plan.generation != generation or change.marked:
+            return None
+        change.marked = True
+        self.last = change
+        return change
+
+    def stepped(self, key: WorkerKey, generation: int, at_s: float) -> Change | None:
+        """A member made its first optimiser step: the change, once all have."""
+        for change in (self._open, self.last):
+            if change is not None and change.plan.generation == generation:
+                was_complete = change.complete
+                change.stepped[key] = at_s
+                return change if change.complete and not was_complete else None
+        return None

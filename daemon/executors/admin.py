@@ -1,0 +1,107 @@
+"""The admin socket: commands of an operator, one JSON object a line.
+
+``{"command": "status"}`` answers ``{"status": …}``. ``stop`` and ``drain`` answer
+``{"accepted": true}`` at once and ``{"exited": CODE, "reason": …}`` when the supervisor ends; a
+request that cannot be taken answers ``{"error": …}``.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
+
+import msgspec
+import structlog
+
+from rallypoint.daemon.shared import unixsocket
+
+MAX_LINE_BYTES: Final = 65536
+IDLE_TIMEOUT_S: Final = 60.0
+
+_log = structlog.get_logger(__name__)
+
+
+class AdminRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client asks."""
+
+    command: Literal["status", "stop", "drain"]
+    deadline_s: float | None = None
+    """For ``drain``: seconds that this node has left."""
+
+
+class AdminHandler(Protocol):
+    """What the supervisor does with commands."""
+
+    def status(self) -> dict[str, Any]:
+        """The document of ``rallypoint status --json``."""
+        ...
+
+    def request_stop(self, reason: str) -> None: ...
+
+    def request_drain(self, deadline_s: float | None) -> None: ...
+
+
+class AdminServer:
+    """Listens at ``path``."""
+
+    def __init__(self, path: Path, handler: AdminHandler) -> None:
+        self._path = path
+        self._handler = handler
+        self._server: asyncio.Server | None = None
+        self._clients: set[asyncio.StreamWriter] = set()
+        self._waiting: set[asyncio.StreamWriter] = set()
+
+    async def start(self) -> None:
+        """Raises OSError."""
+        self._server = await asyncio.start_unix_server(
+            self._serve, sock=unixsocket.listen(self._path), limit=MAX_LINE_BYTES
+        )
+
+    async def close(self, code: int, reason: str) -> None:
+        """Tell those who wait how it ended, and stop listening."""
+        if self._server is not None:
+            self._server.close()
+        for writer in self._waiting:
+            _write(writer, {"exited": code, "reason": reason})
+        for writer in list(self._clients):
+            writer.close()
+        self._path.unlink(missing_ok=True)
+        await asyncio.sleep(0)  # one turn of the loop, in which the last lines go out
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._clients.add(writer)
+        try:
+            while line := await self._next_line(reader, writer):
+                _write(writer, self._answer(line, writer))
+                await writer.drain()
+        except (OSError, ValueError) as error:  # gone, idle, or a line over the limit
+            _log.info("admin_client_dropped", reason=str(error) or type(error).__name__)
+        finally:
+            self._clients.discard(writer)
+            self._waiting.discard(writer)
+            writer.close()
+
+    async def _next_line(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        """The next request; who waits for the end may be silent for as long as it takes."""
+        if writer in self._waiting:
+            return await reader.readline()
+        async with asyncio.timeout(IDLE_TIMEOUT_S):
+            return await reader.readline()
+
+    def _answer(self, line: bytes, writer: asyncio.StreamWriter) -> dict[str, Any]:
+        try:
+            request = msgspec.json.decode(line, type=AdminRequest)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return {"error": f"not a request of this version: {error}"}
+        if request.command == "status":
+            return {"status": self._handler.status()}
+        self._waiting.add(writer)
+        if request.command == "stop":
+            self._handler.request_stop("rallypoint stop")
+        else:
+            self._handler.request_drain(request.deadline_s)
+        return {"accepted": True}
+
+
+def _write(writer: asyncio.StreamWriter, document: dict[str, Any]) -> None:
+    if not writer.is_closing():
+        writer.write(msgspec.json.encode(document) + b"\n")

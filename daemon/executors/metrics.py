@@ -1,0 +1,165 @@
+"""The metrics that the supervisor exposes, in one table.
+
+Every label value is created beforehand, so that a rate over a rare event starts from zero. Counters
+add up over all lives of workers; a dead worker leaves no series behind, because none is per worker.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from types import MappingProxyType
+from typing import Final, Literal
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from rallypoint.daemon.core.records import WORKER_STATES
+from rallypoint.daemon.shared.plan import CHANGE_CAUSES, CHANGE_KINDS
+
+PHASES: Final = ("detect", "release", "plan", "group", "sync", "envs", "first_step", "total")
+ACTIVITIES: Final = (
+    "rollout",
+    "update",
+    "statistics",
+    "recovery",
+    "checkpoint",
+    "warm_up",
+    "hold",
+    "drain",
+    "idle",
+)
+LOST_REASONS: Final = ("died", "dropped", "cut")
+RESTART_REASONS: Final = ("signal", "error", "fault", "killed", "spawn_failed")
+ENV_SCOPES: Final = ("worker", "global", "deficit")
+_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 300)
+_MAX_TRAIN_FIGURES: Final = 128
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One metric: its name without the prefix ``rallypoint_``, and all its label values."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+
+
+TABLE: Final = (
+    Spec("generation", "gauge", "Newest generation that formed."),
+    Spec("world_size", "gauge", "Members of the newest formed generation; 0 before the first."),
+    Spec("iteration", "gauge", "Newest committed iteration."),
+    Spec("members", "gauge", "Slots of this node by worker state.", {"state": WORKER_STATES}),
+    Spec(
+        "membership_changes_total",
+        "counter",
+        "Generations that formed, by what caused them.",
+        {"cause": CHANGE_CAUSES},
+    ),
+    Spec(
+        "recovery_seconds",
+        "histogram",
+        "Time of each phase of a membership change; total is from notice to the first optimiser "
+        "step of its last member.",
+        {"kind": CHANGE_KINDS, "phase": PHASES},
+    ),
+    Spec(
+        "wall_seconds_total",
+        "counter",
+        "Seconds of workers by activity: over all of them they add up to their wall time.",
+        {"activity": ACTIVITIES},
+    ),
+    Spec("env_steps_total", "counter", "Env steps that entered a committed iteration."),
+    Spec(
+        "env_steps_lost_total",
+        "counter",
+        "Env steps that were collected and never used.",
+        {"reason": LOST_REASONS},
+    ),
+    Spec("iterations_total", "counter", "Iterations committed, as seen by this supervisor."),
+    Spec("envs", "gauge", "Envs of a worker (greatest), of all, and missing to the budget.",
+         {"scope": ENV_SCOPES}),
+    Spec("checkpoint_age_seconds", "gauge", "Since the newest checkpoint; NaN while there is none."),
+    Spec("checkpoint_stall_seconds", "histogram", "Training time that a checkpoint took."),
+    Spec("checkpoint_persist_seconds", "histogram", "From snapshot to committed manifest."),
+    Spec("checkpoint_failures_total", "counter", "Checkpoints that could not be committed."),
+    Spec("state_hash_mismatches_total", "counter", "State hashes that differed between ranks."),
+    Spec(
+        "worker_restarts_total",
+        "counter",
+        "Workers started again, by how the life before ended.",
+        {"reason": RESTART_REASONS},
+    ),
+)  # fmt: skip
+
+
+class Metrics:
+    """The metrics of one supervisor, in a registry of their own."""
+
+    def __init__(self) -> None:
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._histograms: dict[str, Histogram] = {}
+        for spec in TABLE:
+            self._create(spec)
+        self._figures = _TrainFigures()
+        self.registry.register(self._figures)
+
+    def add(self, name: str, amount: float = 1, **labels: str) -> None:
+        """Raise a counter. ``amount`` must not be negative."""
+        counter = self._counters[name]
+        (counter.labels(**labels) if labels else counter).inc(amount)
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        gauge = self._gauges[name]
+        (gauge.labels(**labels) if labels else gauge).set(value)
+
+    def observe(self, name: str, seconds: float, **labels: str) -> None:
+        """Put a value into a histogram."""
+        histogram = self._histograms[name]
+        (histogram.labels(**labels) if labels else histogram).observe(seconds)
+
+    def compute(self, name: str, value: Callable[[], float]) -> None:
+        """Let a gauge be computed at each scrape."""
+        self._gauges[name].set_function(value)
+
+    def set_train_figures(self, figures: Mapping[str, float]) -> None:
+        """Replace the ``rallypoint_train_*`` gauges by the figures of the newest iteration."""
+        self._figures.figures = dict(list(figures.items())[:_MAX_TRAIN_FIGURES])
+
+    def _create(self, spec: Spec) -> None:
+        name, labels = f"rallypoint_{spec.name}", tuple(spec.labels)
+        metric: Counter | Gauge | Histogram
+        match spec.kind:
+            case "counter":
+                metric = Counter(name, spec.help, labels, registry=self.registry)
+                self._counters[spec.name] = metric
+            case "gauge":
+                metric = Gauge(name, spec.help, labels, registry=self.registry)
+                self._gauges[spec.name] = metric
+            case "histogram":
+                metric = Histogram(
+                    name, spec.help, labels, registry=self.registry, buckets=_SECONDS
+                )
+                self._histograms[spec.name] = metric
+        if labels:
+            for values in product(*spec.labels.values()):
+                metric.labels(*values)
+
+
+class _TrainFigures(Collector):
+    """Figures of the trainer, whatever they are: the supervisor knows none of them by name."""
+
+    def __init__(self) -> None:
+        self.figures: dict[str, float] = {}
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for key, value in self.figures.items():
+            name = f"rallypoint_train_{re.sub(r'[^a-zA-Z0-9_]', '_', key).lower()}"
+            yield GaugeMetricFamily(name, f"{key} of the newest iteration.", value=value)

@@ -1,0 +1,135 @@
+"""Carrying out the orders of the node and of the leader. What they bring about becomes events."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Literal, assert_never
+
+import structlog
+
+from rallypoint.daemon.core import actions
+from rallypoint.daemon.core.events import LeaderEvent, NodeEvent, TimerFired
+from rallypoint.daemon.executors.membership import Membership
+from rallypoint.daemon.executors.persist import StateFile
+from rallypoint.daemon.executors.probe import probe
+from rallypoint.daemon.executors.recorder import Recorder
+from rallypoint.daemon.executors.workers import Workers
+from rallypoint.daemon.shared import messages
+from rallypoint.daemon.shared.failpoints import Failpoints
+from rallypoint.daemon.shared.plan import WorkerKey
+
+Machine = Literal["node", "leader"]
+
+_log = structlog.get_logger(__name__)
+
+
+class Performer:
+    """``emit`` queues an event for a machine; ``finish`` ends the supervisor."""
+
+    def __init__(
+        self,
+        *,
+        node_name: str,
+        workers: Workers,
+        membership: Membership,
+        recorder: Recorder,
+        state: StateFile,
+        failpoints: Failpoints,
+        emit: Callable[[Machine, NodeEvent | LeaderEvent], None],
+        finish: Callable[[int, str], None],
+        spawn: Callable[[Any, str], None],
+    ) -> None:
+        self._node_name = node_name
+        self._workers = workers
+        self._membership = membership
+        self._recorder = recorder
+        self._state = state
+        self._failpoints = failpoints
+        self._emit = emit
+        self._finish = finish
+        self._spawn = spawn
+        self._timers: dict[Machine, asyncio.TimerHandle] = {}
+
+    async def node(self, action: actions.NodeAction) -> None:
+        """Carry out an order of the node."""
+        send = self._workers.control.send
+        match action:
+            case actions.SetTimer(at_s=at_s):
+                self._set_timer("node", at_s)
+            case actions.Explain(event=event, reason=reason):
+                _log.info(event, reason=reason)
+            case actions.StartWorker(key=key):
+                # Soon, not now: survivors must not wait for a newcomer's fork.
+                asyncio.get_running_loop().call_soon(self._workers.start, key)
+            case actions.KillWorker(key=key, reason=reason):
+                self._workers.kill(key, reason)
+            case actions.WriteMember(record=record):
+                await self._membership.write_member(record)
+            case actions.SendPlan(key=key, plan=plan):
+                send(key, messages.PlanPublished(plan=plan))
+            case actions.SendFormedMark(key=key, generation=generation):
+                send(key, messages.FormedMark(generation=generation))
+            case actions.SendStop(key=key, reason=reason):
+                send(key, messages.StopAfterIteration(reason=reason))
+            case actions.SendLeave(key=key, reason=reason):
+                send(key, messages.Leave(reason=reason))
+            case actions.ExitSupervisor(code=code, reason=reason):
+                self._finish(code, reason)
+            case _:
+                assert_never(action)
+
+    async def leader(self, action: actions.LeaderAction) -> None:
+        """Carry out an order of the leader."""
+        match action:
+            case actions.SetTimer(at_s=at_s):
+                self._set_timer("leader", at_s)
+            case actions.Explain(event=event, reason=reason):
+                _log.info(event, reason=reason)
+            case actions.ProbeMembers():
+                self._spawn(self._probe(action), "probe")
+            case actions.PublishPlan(plan=plan, replaces=replaces):
+                # The number is on disk before anybody can see it, so it is never given out again.
+                newest = max(self._state.state.generation, plan.generation)
+                self._state.update(generation=newest)
+                self._failpoints.hit("supervisor_publish", iteration=self._recorder.iteration + 1)
+                await self._membership.publish(plan, replaces)
+            case actions.MarkFormed(generation=generation):
+                self._failpoints.hit(
+                    "supervisor_mark_formed", iteration=self._recorder.iteration + 1
+                )
+                if not await self._membership.mark_formed(generation, self._progress()):
+                    _log.warning("formed_mark_refused", formed=generation)
+            case actions.SetJobState(state=state, reason=reason):
+                _log.info("job_state", state=state, reason=reason)
+                await self._membership.update_job(state=state, reason=reason, **self._progress())
+            case _:
+                assert_never(action)
+
+    def close(self) -> None:
+        """Drop all timers."""
+        for timer in self._timers.values():
+            timer.cancel()
+
+    def _progress(self) -> dict[str, int]:
+        return {"iteration": self._recorder.iteration, "env_steps": self._recorder.env_steps}
+
+    def _set_timer(self, machine: Machine, at_s: float) -> None:
+        if machine in self._timers:
+            self._timers[machine].cancel()
+        loop = asyncio.get_running_loop()
+        self._timers[machine] = loop.call_at(at_s, self._emit, machine, TimerFired())
+
+    async def _probe(self, order: actions.ProbeMembers) -> None:
+        targets = {key: self._address(key) for key in order.targets}
+        self._emit("leader", await probe(order.probe, targets, order.bound_s))
+
+    def _address(self, key: WorkerKey) -> tuple[str, int] | None:
+        """Where the worker listens; None when it is known to be gone."""
+        if key.node == self._node_name and self._workers.is_gone(key):
+            return None
+        member = self._membership.view.members.get(key.node)
+        for slot in member.slots if member is not None else ():
+            if (slot.slot, slot.incarnation) == (key.slot, key.incarnation):
+                return slot.host, slot.port
+        plan = self._membership.view.plan
+        planned = None if plan is None else plan.find(key)
+        return None if planned is None else (planned.host, planned.port)

@@ -1,0 +1,171 @@
+"""What a supervisor must still know after its own death: ``DIR/state.json``.
+
+The newest generation number is written before its plan is published, so that no number is ever
+used twice, also not by a supervisor that was killed in between.
+"""
+
+import re
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from rallypoint.daemon.core.records import JobRecord
+from rallypoint.daemon.executors.files import write_atomically
+from rallypoint.daemon.shared import configload
+from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.errors import ConfigError
+from rallypoint.daemon.shared.rundir import RunDir
+
+SCHEMA: Final = 1
+_GENERATION: Final = re.compile(rb'"generation"\s*:\s*(\d+)')
+
+
+class PersistedState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``state.json``."""
+
+    schema: int = SCHEMA
+    job_name: str
+    job: JobRecord
+    agreed: dict[str, Any]
+    """The values behind ``job.config_hash``, to say what differs."""
+    generation: int = 0
+    """Newest generation number that may have been published."""
+    supervisor_incarnation: int = 0
+    slot_incarnations: dict[int, int] = {}
+    """Newest incarnation that was started in each slot."""
+
+
+@dataclass
+class StateFile:
+    """The state and its file."""
+
+    path: Path
+    state: PersistedState
+
+    def update(self, *, durable: bool = True, **changes: Any) -> None:
+        """Replace fields and write; nothing is written when nothing changes. Durable: a power cut
+        after the call cannot undo it; else only the death of this process cannot."""
+        new = msgspec.structs.replace(self.state, **changes)
+        if new != self.state:
+            data = msgspec.json.format(msgspec.json.encode(new))
+            write_atomically(self.path, data, durable=durable)
+            self.state = new
+
+
+def open_state(
+    rundir: RunDir, config: Config, versions: dict[str, str], *, fresh: bool
+) -> StateFile:
+    """Read or begin the state of this job, and count this life of the supervisor.
+
+    Raises `ConfigError` when ``fresh`` is asked for and the directory holds the job already, when
+    the file is damaged, and when it belongs to another job or to values that workers must share.
+    """
+    if fresh:
+        _refuse_existing(rundir, config)
+    state = _read(rundir)
+    if state is None:
+        hash_ = configload.config_hash(config)
+        state = PersistedState(
+            job_name=config.job.name,
+            job=JobRecord(uid=uuid.uuid4().hex, config_hash=hash_, versions=versions),
+            agreed=_plain(configload.agreed(config)),
+            generation=_newest_elsewhere(rundir, config),
+        )
+    else:
+        _refuse_other_job(rundir, config, state)
+    file = StateFile(rundir.state, state)
+    file.update(supervisor_incarnation=state.supervisor_incarnation + 1)
+    return file
+
+
+def resumed(job: JobRecord, versions: dict[str, str]) -> JobRecord:
+    """The job at the start of a supervisor: in whatever state it was left, it runs now."""
+    return msgspec.structs.replace(job, state="running", reason="", versions=versions)
+
+
+def with_progress(job: JobRecord, iteration: int, env_steps: int) -> JobRecord:
+    """The job with its newest committed progress."""
+    return msgspec.structs.replace(job, iteration=iteration, env_steps=env_steps)
+
+
+def is_finished(job: JobRecord, config: Config) -> bool:
+    """Whether the job has finished, and the bounds of ``config`` ask for nothing more."""
+    iterations, env_steps = config.job.iterations, config.job.env_steps
+    return job.state == "finished" and (
+        (iterations is not None and job.iteration >= iterations)
+        or (env_steps is not None and job.env_steps >= env_steps)
+    )
+
+
+def _read(rundir: RunDir) -> PersistedState | None:
+    try:
+        data = rundir.state.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{rundir.state}: cannot be read: {error.strerror}") from error
+    try:
+        state = msgspec.json.decode(data, type=PersistedState)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{rundir.state}: damaged ({error}); nothing was changed. Put back a copy, or move the "
+            "file away: generation numbers then go on from the journal and the checkpoints"
+        ) from error
+    if state.schema != SCHEMA:
+        raise ConfigError(
+            f"{rundir.state}: schema {state.schema}, but this version reads {SCHEMA}; resume with "
+            "the version that wrote it, or give another --dir"
+        )
+    return state
+
+
+def _refuse_existing(rundir: RunDir, config: Config) -> None:
+    manifests = _manifests(rundir, config)
+    held = [path for path in (rundir.state, *manifests[:1]) if path.exists()]
+    if held:
+        raise ConfigError(
+            f"--fresh: {rundir.path} already holds job {config.job.name!r} ({held[0]} exists); leave "
+            "out --fresh to resume it, or give another --dir"
+        )
+
+
+def _refuse_other_job(rundir: RunDir, config: Config, state: PersistedState) -> None:
+    if state.job_name != config.job.name:
+        raise ConfigError(
+            f"{rundir.path} holds job {state.job_name!r}, not job.name = {config.job.name!r}; give "
+            f"another --dir, or --job {state.job_name}"
+        )
+    new = _plain(configload.agreed(config))
+    if state.job.config_hash == configload.config_hash(config):
+        return
+    keys = sorted(k for k in {*state.agreed, *new} if state.agreed.get(k) != new.get(k))
+    changes = ", ".join(
+        f"{k}: {configload.shown(k, state.agreed.get(k))} -> {configload.shown(k, new.get(k))}"
+        for k in keys
+    )
+    raise ConfigError(
+        f"{rundir.path} holds job {state.job_name!r} with other values ({changes}), and workers "
+        "must agree on them; set them back, or start anew in another --dir"
+    )
+
+
+def _newest_elsewhere(rundir: RunDir, config: Config) -> int:
+    """Newest generation that the journal or a manifest mentions, when ``state.json`` is gone."""
+    found = [0]
+    for path in (rundir.journal, *_manifests(rundir, config)):
+        if path.is_file():
+            found += [int(number) for number in _GENERATION.findall(path.read_bytes())]
+    return max(found)
+
+
+def _manifests(rundir: RunDir, config: Config) -> list[Path]:
+    return sorted(rundir.checkpoints(config).glob("*/manifest.json"))
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """The values as JSON gives them back."""
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(values))
+    return plain

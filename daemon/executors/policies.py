@@ -1,0 +1,50 @@
+"""What the decisions are told at their start, taken from configuration and persisted state."""
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+from rallypoint.daemon.core.policy import LeaderPolicy, NodePolicy
+from rallypoint.daemon.executors.persist import PersistedState
+from rallypoint.daemon.shared import envbudget, timeouts
+from rallypoint.daemon.shared.config import Config
+
+
+def node_policy(config: Config, state: PersistedState, versions: dict[str, str]) -> NodePolicy:
+    """Facts and bounds of this node."""
+    section = config.node
+    return NodePolicy(
+        node=section.name,
+        incarnation=state.supervisor_incarnation,
+        advertise=section.advertise,
+        slots=section.workers,
+        first_incarnation=max(state.slot_incarnations.values(), default=0),
+        stop_grace_s=section.stop_grace_s,
+        versions=versions,
+    )
+
+
+def leader_policy(config: Config) -> LeaderPolicy:
+    """Facts and bounds of the job."""
+    low, high = envbudget.world_size_range(config)
+    times = timeouts.derive(config, high)
+    return LeaderPolicy(
+        budget=config.env.budget,
+        num_envs=config.env.num_envs,
+        block=config.env.block,
+        min_workers=low,
+        max_workers=high,
+        coalesce_s=times.coalesce_s,
+        probe_s=times.probe_s,
+        join_debounce_s=times.join_debounce_s,
+    )
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions that members of a job must share; read from metadata, nothing is imported."""
+    versions = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for name in ("rallypoint", "torch"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions

@@ -1,0 +1,297 @@
+"""What is written down about the run: journal, metrics, the two ledgers, log lines.
+
+Nothing here decides anything. It takes the messages of workers and a few facts of the supervisor,
+in the order in which they happened.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from rallypoint.daemon.core.records import WORKER_STATES
+from rallypoint.daemon.executors.accounting import Change, RecoveryClock, StepLedger
+from rallypoint.daemon.executors.journal import Journal
+from rallypoint.daemon.executors.metrics import Metrics
+from rallypoint.daemon.shared import messages
+from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.plan import Plan, WorkerKey
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class CheckpointFact:
+    """The newest checkpoint that is known to be committed and verified."""
+
+    generation: int
+    iteration: int
+    path: str
+    at_unix_s: float
+
+
+class Recorder:
+    """``slots`` is the greatest world size, for the env deficit of a budget per rank."""
+
+    def __init__(self, journal: Journal, metrics: Metrics, config: Config) -> None:
+        self.iteration = 0
+        """Newest committed iteration of the present lineage."""
+        self.env_steps = 0
+        """Env steps that its state has seen."""
+        self.figures: dict[str, float] = {}
+        """Figures of the newest committed iteration."""
+        self.checkpoint: CheckpointFact | None = None
+        self.formed_plan: Plan | None = None
+        """Plan of the newest formed generation."""
+        self.faults: dict[WorkerKey, messages.Fault] = {}
+        self.recovery = RecoveryClock()
+        self._journal = journal
+        self._metrics = metrics
+        self._config = config
+        self._steps = StepLedger()
+
+    # --- messages of workers ------------------------------------------------------------------
+
+    def take(self, message: messages.WorkerMessage, now: float, now_unix_s: float) -> None:
+        """Write down what a worker reports, at monotonic and calendar time."""
+        match message:
+            case messages.Progress():
+                _log.info("worker_progress", worker=str(message.key), stage=message.stage)
+            case messages.Ready():
+                where = f"{message.host}:{message.port}"
+                _log.info("worker_ready", worker=str(message.key), store=where)
+            case messages.Broken():
+                self.loss_noticed(message.key, message.at_s, now)
+                _log.warning(
+                    "collective_broken",
+                    worker=str(message.key),
+                    broken_generation=message.generation,
+                    phase=message.phase,
+                    error=message.error,
+                )
+            case messages.Formed():
+                self.recovery.formed(message)
+            case messages.Stepped():
+                change = self.recovery.stepped(message.key, message.generation, message.at_s)
+                if change is not None:
+                    self._completed(change)
+            case messages.Committed():
+                self._committed(message)
+            case messages.StepsLost():
+                self._steps.reported_lost(message.key, message.env_steps)
+                self._metrics.add("env_steps_lost_total", message.env_steps, reason=message.reason)
+            case messages.HashMismatch():
+                self._metrics.add("state_hash_mismatches_total")
+                _log.error(
+                    "state_hash_mismatch",
+                    worker=str(message.key),
+                    iteration=message.iteration,
+                    hashes=message.hashes,
+                )
+            case messages.CheckpointDone():
+                self._checkpointed(message, now_unix_s)
+            case messages.CheckpointFailed():
+                self._metrics.add("checkpoint_failures_total")
+                _log.error(
+                    "checkpoint_failed",
+                    worker=str(message.key),
+                    iteration=message.iteration,
+                    error=message.error,
+                )
+            case messages.Restored():
+                self._restored(message, now_unix_s)
+            case messages.Fault():
+                self.faults[message.key] = message
+                _log.error(
+                    "worker_fault",
+                    worker=str(message.key),
+                    iteration=message.iteration,
+                    fingerprint=message.fingerprint,
+                    traceback=message.traceback,
+                )
+            case messages.Leaving():
+                _log.info("worker_leaving", worker=str(message.key), reason=message.reason)
+            case messages.Hello() | messages.AskCommit():
+                pass  # answered by the supervisor, which logs what it answers
+
+    def _committed(self, message: messages.Committed) -> None:
+        for activity, seconds in message.activity.items():
+            self._metrics.add("wall_seconds_total", seconds, activity=activity)
+        try:
+            outcome = self._journal.commit(message)
+        except OSError as error:
+            outcome = "new"
+            _log.error("journal_write_failed", path=str(self._journal.path), error=str(error))
+        if outcome == "conflict":
+            self._metrics.add("state_hash_mismatches_total")
+            _log.error(
+                "state_hash_conflict",
+                worker=str(message.key),
+                iteration=message.iteration,
+                state_hash=message.state_hash,
+            )
+        elif outcome == "gap":
+            _log.error("iteration_gap", before=self.iteration, iteration=message.iteration)
+        if outcome not in ("new", "gap"):
+            return
+        self.iteration = message.iteration
+        self.env_steps = message.env_steps_total
+        self.figures = message.metrics
+        self._metrics.add("iterations_total")
+        self._metrics.add("env_steps_total", self._steps.used(message.ranks))
+        self._metrics.set("iteration", message.iteration)
+        self._metrics.set_train_figures(message.metrics)
+
+    def _checkpointed(self, message: messages.CheckpointDone, now_unix_s: float) -> None:
+        self.checkpoint = CheckpointFact(
+            message.generation, message.iteration, message.path, now_unix_s
+        )
+        self._metrics.observe("checkpoint_stall_seconds", message.stall_s)
+        self._metrics.observe("checkpoint_persist_seconds", message.persist_s)
+        _log.info(
+            "checkpoint_committed",
+            iteration=message.iteration,
+            path=message.path,
+            bytes=message.size_bytes,
+            stall_s=round(message.stall_s, 4),
+            persist_s=round(message.persist_s, 4),
+        )
+
+    def _restored(self, message: messages.Restored, now_unix_s: float) -> None:
+        try:
+            at_unix_s = (Path(message.path) / "manifest.json").stat().st_mtime
+        except OSError:
+            at_unix_s = now_unix_s  # not a local file: its age counts from now
+        self.checkpoint = CheckpointFact(
+            message.generation, message.iteration, message.path, at_unix_s
+        )
+        _log.info("checkpoint_restored", iteration=message.iteration, path=message.path)
+        for skipped in message.skipped:
+            _log.error("checkpoint_skipped", reason=skipped)
+
+    # --- facts of the supervisor -----------------------------------------------------------------
+
+    def worker_states(self, states: list[str]) -> None:
+        """States of all slots of this node."""
+        for state in WORKER_STATES:
+            self._metrics.set("members", states.count(state), state=state)
+
+    def worker_restarted(self, reason: str) -> None:
+        """A slot's worker is started again; ``reason`` says how the life before ended."""
+        self._metrics.add("worker_restarts_total", reason=reason)
+
+    def loss_noticed(self, key: WorkerKey, at_s: float, now: float) -> None:
+        """A member of the newest plan is gone, or says that one is; ``at_s`` is when that was seen."""
+        plan = self.recovery.newest_plan
+        if plan is not None and plan.find(key) is not None:
+            self.recovery.noticed(at_s, now)
+
+    def worker_ended(self, key: WorkerKey, collected: int, *, by_agreement: bool) -> None:
+        """A worker's process is gone; ``collected`` env steps were counted on its slot's page."""
+        self.faults.pop(key, None)
+        self._steps.died(key, collected, by_agreement=by_agreement)
+
+    def plan_seen(self, plan: Plan, now: float) -> None:
+        """A plan is the newest now; reading it again changes nothing."""
+        newest = self.recovery.newest_plan
+        if newest is not None and newest.generation >= plan.generation:
+            return
+        self.recovery.published(plan, now)
+        envs = plan_envs(plan, self._config.env.block)
+        _log.info(
+            "generation_published",
+            published=plan.generation,
+            kind=plan.kind,
+            cause=plan.cause,
+            members=[str(member.key) for member in plan.members],
+            restore=plan.restore,
+            hold=plan.hold,
+            world_size=plan.world_size,
+            num_envs=envs,
+            env_steps_per_iteration=envs * self._config.ppo.rollout_steps,
+        )
+
+    def marked(self, generation: int) -> None:
+        """``job.formed`` has reached this generation."""
+        change = self.recovery.marked(generation)
+        if change is None:
+            return
+        plan, formed = change.plan, next(iter(change.formed.values()))
+        try:
+            kept = self._journal.generation(plan, formed)
+        except OSError as error:
+            kept = True
+            _log.error("journal_write_failed", path=str(self._journal.path), error=str(error))
+        if not kept:
+            _log.error("iteration_went_back", before=self.iteration, iteration=formed.iteration)
+        if plan.restore:
+            self.iteration = formed.iteration
+            self._metrics.set("iteration", formed.iteration)
+        self.formed_plan = plan
+        self._settle(plan)
+        self._show_generation(plan)
+        self._metrics.add("membership_changes_total", cause=plan.cause)
+        seconds = change.seconds()
+        self._observe(change, {k: v for k, v in seconds.items() if k not in _LATE_PHASES})
+        _log.info(
+            "generation_formed",
+            formed=generation,
+            kind=plan.kind,
+            cause=plan.cause,
+            iteration=formed.iteration,
+            source=str(formed.source),
+            rolled_back=formed.rolled_back,
+            seconds=_rounded(seconds),
+        )
+        if change.complete:
+            self._completed(change)
+
+    def close(self) -> None:
+        """The run is over: what dead workers left is lost now."""
+        self._settle(None)
+        self._journal.close()
+
+    def _settle(self, plan: Plan | None) -> None:
+        members = [member.key for member in plan.members] if plan is not None else []
+        for reason, steps in self._steps.settle(members).items():
+            self._metrics.add("env_steps_lost_total", steps, reason=reason)
+
+    def _completed(self, change: Change) -> None:
+        seconds = change.seconds()
+        self._observe(change, {phase: seconds[phase] for phase in _LATE_PHASES})
+        _log.info(
+            "generation_trains",
+            trains=change.plan.generation,
+            kind=change.plan.kind,
+            cause=change.plan.cause,
+            seconds=_rounded(seconds),
+        )
+
+    def _observe(self, change: Change, seconds: dict[str, float | None]) -> None:
+        for phase, value in seconds.items():
+            if value is not None:
+                self._metrics.observe("recovery_seconds", value, kind=change.plan.kind, phase=phase)
+
+    def _show_generation(self, plan: Plan) -> None:
+        block = self._config.env.block
+        by_worker = [len(member.blocks) * block for member in plan.members]
+        wanted = plan.budget_envs
+        if self._config.env.budget == "per_rank":
+            wanted *= self._config.job.max_workers or self._config.node.workers
+        self._metrics.set("generation", plan.generation)
+        self._metrics.set("world_size", plan.world_size)
+        self._metrics.set("envs", max(by_worker, default=0), scope="worker")
+        self._metrics.set("envs", sum(by_worker), scope="global")
+        self._metrics.set("envs", max(0, wanted - sum(by_worker)), scope="deficit")
+
+
+_LATE_PHASES = ("first_step", "total")
+
+
+def plan_envs(plan: Plan, block: int) -> int:
+    """Global env count of a plan."""
+    return block * sum(len(member.blocks) for member in plan.members)
+
+
+def _rounded(seconds: dict[str, float | None]) -> dict[str, float | None]:
+    return {k: None if v is None else round(v, 4) for k, v in seconds.items()}

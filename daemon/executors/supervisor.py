@@ -1,0 +1,353 @@
+"""The supervisor: composes the decisions of the node and of the leader with everything that acts.
+
+One queue holds all events. The machine that an event concerns decides, and its orders are carried
+out in order before the next event is taken; what they bring about comes back as events.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from rallypoint.daemon.core import leader, node
+from rallypoint.daemon.core.events import (
+    DrainRequested,
+    JobSeen,
+    LeaderEvent,
+    NodeEvent,
+    NodeStarted,
+    PlanSeen,
+    StopRequested,
+)
+from rallypoint.daemon.core.records import JobRecord
+from rallypoint.daemon.executors import persist, policies, processes, status
+from rallypoint.daemon.executors.admin import AdminServer
+from rallypoint.daemon.executors.embedded import EmbeddedStore
+from rallypoint.daemon.executors.files import write_atomically
+from rallypoint.daemon.executors.httpd import MonitoringServer
+from rallypoint.daemon.executors.journal import Journal
+from rallypoint.daemon.executors.membership import Membership
+from rallypoint.daemon.executors.metrics import Metrics
+from rallypoint.daemon.executors.perform import Machine, Performer
+from rallypoint.daemon.executors.recorder import Recorder
+from rallypoint.daemon.executors.workers import Workers
+from rallypoint.daemon.shared import configload, messages
+from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.failpoints import Failpoints
+from rallypoint.daemon.shared.plan import WorkerKey
+from rallypoint.daemon.shared.rundir import RunDir
+
+_ROTATE_EVERY_S: Final = 5.0
+
+_MORE: Final = "raise job.iterations or job.env_steps to train on, or give another --dir"
+
+_log = structlog.get_logger(__name__)
+
+WorkerCommand = Callable[[WorkerKey], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the supervisor ended."""
+
+    code: int
+    reason: str
+
+
+class Supervisor:
+    """One life of the supervisor of one node.
+
+    The caller holds the lock of ``rundir``. Making it touches nothing but ``state.json`` and the
+    monitoring port, so that everything that can be refused is refused before a worker starts.
+    ``worker_command`` replaces the program of the workers in tests.
+    Raises `ConfigError` for what cannot be used as it stands.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        rundir: RunDir,
+        *,
+        fresh: bool = False,
+        worker_command: WorkerCommand | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.config = config
+        self.rundir = rundir
+        versions = policies.installed_versions()
+        self._state = persist.open_state(rundir, config, versions, fresh=fresh)
+        self._metrics = Metrics()
+        self._http = MonitoringServer(
+            config.metrics.bind, config.metrics.port, self._metrics.registry, self._why_not_ready
+        )
+        self._journal = Journal(rundir.journal)
+        self.recorder = Recorder(self._journal, self._metrics, config)
+        self._queue: asyncio.Queue[tuple[Machine, NodeEvent | LeaderEvent]] = asyncio.Queue()
+        self._finished: asyncio.Future[Outcome]
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._job = self._first_job(versions)
+        self._node = node.initial(policies.node_policy(config, self._state.state, versions))
+        self._leader = leader.initial(policies.leader_policy(config))
+        self._membership = Membership(
+            EmbeddedStore(),
+            config.job.name,
+            config.node.name,
+            detect_s=config.membership.detect_s,
+            newest_generation=self._state.state.generation,
+            emit=self._emit,
+        )
+        self._workers = Workers(
+            rundir,
+            self._state,
+            self.recorder,
+            command=worker_command or _worker_command(rundir),
+            environment=processes.worker_environment(environ, config.node.interface),
+            log_bytes=config.log.worker_file_bytes,
+            config_hash=configload.config_hash(config),
+            welcome=self._welcome,
+            answer_commit=self._answer_commit,
+            emit=self._emit,
+        )
+        self._admin = AdminServer(rundir.admin_socket, self)
+        self._performer = Performer(
+            node_name=config.node.name,
+            workers=self._workers,
+            membership=self._membership,
+            recorder=self.recorder,
+            state=self._state,
+            failpoints=Failpoints.from_environment(),
+            emit=lambda machine, event: self._queue.put_nowait((machine, event)),
+            finish=self._finish,
+            spawn=self._spawn,
+        )
+        self._stops_asked = 0
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def run(self) -> Outcome:
+        """Supervise until the job is finished, stopped, drained or failed."""
+        loop = asyncio.get_running_loop()
+        self._finished = loop.create_future()
+        loop.set_exception_handler(self._on_loop_error)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        outcome = Outcome(1, "the supervisor failed")
+        try:
+            if persist.is_finished(self._job, self.config):
+                self._finish(0, f"the job has finished already; {_MORE}")
+            else:
+                await self._start()
+            outcome = await self._finished
+        finally:
+            await self._close(outcome)
+        return outcome
+
+    async def _start(self) -> None:
+        for process in await asyncio.to_thread(processes.end_earlier, self.rundir):
+            _log.warning("earlier_worker_ended", worker=str(process.key), pid=process.pid)
+        write_atomically(self.rundir.config, configload.to_json(self.config))
+        self._metrics.compute("checkpoint_age_seconds", self._checkpoint_age_s)
+        self._http.start()
+        await self._workers.control.start()
+        await self._admin.start()
+        await self._membership.join(self._job)
+        self._emit(NodeStarted())
+        self._spawn(self._membership.follow(), "watch")
+        self._spawn(self._membership.keep_lease(), "lease")
+        self._spawn(self._rotate_logs(), "log rotation")
+        self._spawn(self._decide(), "decisions")
+        _log.info(
+            "supervisor_started",
+            pid=os.getpid(),
+            dir=str(self.rundir.path),
+            incarnation=self._state.state.supervisor_incarnation,
+            metrics_url=self._http.url,
+        )
+
+    async def _close(self, outcome: Outcome) -> None:
+        """End what still runs, settle the books, and say good-bye."""
+        for task in self._tasks:
+            task.cancel()
+        self._performer.close()
+        await self._workers.processes.end_all()
+        self.recorder.close()
+        self._job = await self._membership.read_job() or self._job
+        self._state.update(
+            job=persist.with_progress(self._job, self.recorder.iteration, self.recorder.env_steps)
+        )
+        await self._workers.control.close()
+        await self._membership.leave()
+        await self._admin.close(outcome.code, outcome.reason)
+        self._http.close()
+        _log.info("supervisor_ended", code=outcome.code, reason=outcome.reason)
+
+    # --- decisions ------------------------------------------------------------------------------
+
+    def _emit(self, event: NodeEvent | LeaderEvent) -> None:
+        machine: Machine = "node" if isinstance(event, NodeEvent) else "leader"
+        self._queue.put_nowait((machine, event))
+
+    async def _decide(self) -> None:
+        while True:
+            machine, event = await self._queue.get()
+            now = time.monotonic()
+            if machine == "node":
+                await self._decide_node(event, now)  # type: ignore[arg-type]
+            else:
+                await self._decide_leader(event, now)  # type: ignore[arg-type]
+
+    async def _decide_node(self, event: NodeEvent, now: float) -> None:
+        if isinstance(event, PlanSeen):
+            self.recorder.plan_seen(event.plan, now)
+        elif isinstance(event, JobSeen):
+            self._job = event.job
+            self.recorder.marked(event.job.formed)
+        self._node, actions = node.decide(self._node, event, now)
+        for action in actions:
+            _log.debug("order", machine="node", order=repr(action)[:500])
+            await self._performer.node(action)
+        self.recorder.worker_states([slot.state for slot in self._node.slots])
+        if isinstance(event, JobSeen):
+            self._state.update(durable=False, job=event.job)
+
+    async def _decide_leader(self, event: LeaderEvent, now: float) -> None:
+        self._leader, actions = leader.decide(self._leader, event, now)
+        for action in actions:
+            _log.debug("order", machine="leader", order=repr(action)[:500])
+            await self._performer.leader(action)
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """The document of ``rallypoint status --json``."""
+        return status.build(
+            config=self.config,
+            job=self._job,
+            node=self._node,
+            recorder=self.recorder,
+            metrics_url=self._http.url,
+            now_unix_s=time.time(),
+        )
+
+    def request_stop(self, reason: str) -> None:
+        """Stop the job: agree, checkpoint, leave."""
+        _log.info("stop_requested", reason=reason)
+        self._emit(StopRequested(reason))
+
+    def request_drain(self, deadline_s: float | None) -> None:
+        """Let this node leave the job."""
+        _log.info("drain_requested", deadline_s=deadline_s)
+        self._emit(DrainRequested(deadline_s, "drain"))
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._stops_asked += 1
+        if self._stops_asked == 1:
+            self.request_stop(number.name)
+        else:
+            _log.warning("killed_at_once", reason=f"{number.name} while stopping")
+            self._finish(0, f"{number.name} while stopping: workers were killed at once")
+
+    def _welcome(self, key: WorkerKey) -> messages.Welcome:
+        plan = self._node.plan
+        return messages.Welcome(
+            supervisor_incarnation=self._state.state.supervisor_incarnation,
+            job_uid=self._job.uid,
+            formed=self._job.formed,
+            plan=plan if plan is not None and plan.find(key) is not None else None,
+        )
+
+    def _answer_commit(self, question: messages.AskCommit) -> messages.CommitAnswer:
+        """Only members of the newest formed generation write to shared storage, and only while this
+        supervisor holds its lease."""
+        formed = self.recorder.formed_plan
+        reason = ""
+        if self._membership.past_lease(time.monotonic()):
+            reason = "this supervisor is past the deadline of its lease"
+        elif formed is None or formed.generation != self._job.formed:
+            reason = (
+                f"generation {self._job.formed} is marked formed, but its plan is not known here"
+            )
+        elif question.generation > formed.generation:
+            reason = f"generation {question.generation} is not marked formed yet"
+        elif formed.find(question.key) is None:
+            reason = (
+                f"{question.key} is no member of generation {formed.generation}, the newest formed"
+            )
+        return messages.CommitAnswer(
+            ask=question.ask,
+            allowed=not reason,
+            reason=reason or f"member of generation {formed.generation if formed else 0}",
+        )
+
+    # --- small ----------------------------------------------------------------------------------
+
+    def _finish(self, code: int, reason: str) -> None:
+        if not self._finished.done():
+            self._finished.set_result(Outcome(code, reason))
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _on_loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback raised: a fault of this program; asyncio would only log it and go on."""
+        error = context.get("exception")
+        self._fail(error if isinstance(error, BaseException) else RuntimeError(context["message"]))
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._finished.done():
+            self._finished.set_exception(error)
+
+    async def _rotate_logs(self) -> None:
+        while True:
+            await asyncio.sleep(_ROTATE_EVERY_S)
+            self._workers.processes.rotate_logs()
+
+    def _checkpoint_age_s(self) -> float:
+        checkpoint = self.recorder.checkpoint
+        return float("nan") if checkpoint is None else time.time() - checkpoint.at_unix_s
+
+    def _why_not_ready(self) -> str:
+        state = status.job_state(self._job, self.recorder.formed_plan, self._node)
+        return "" if state == "running" else f"the job is {state}"
+
+    def log_facts(self) -> dict[str, Any]:
+        """What every log line carries."""
+        plan = self.recorder.formed_plan
+        return {
+            "job": self.config.job.name,
+            "node": self.config.node.name,
+            "generation": None if plan is None else plan.generation,
+        }
+
+    def _first_job(self, versions: dict[str, str]) -> JobRecord:
+        """The job as it goes on: whatever state an earlier life left it in, it runs now, unless
+        it has reached its bounds."""
+        job = self._state.state.job
+        if not persist.is_finished(job, self.config):
+            job = persist.resumed(job, versions)
+        self.recorder.iteration, self.recorder.env_steps = job.iteration, job.env_steps
+        return job
+
+
+def _worker_command(rundir: RunDir) -> WorkerCommand:
+    def command(key: WorkerKey) -> list[str]:
+        return [
+            *(sys.executable, "-m", "rallypoint.trainer.worker"),
+            *("--dir", str(rundir.path), "--node", key.node),
+            *("--slot", str(key.slot), "--incarnation", str(key.incarnation)),
+        ]
+
+    return command

@@ -1,0 +1,216 @@
+"""The workers of this node as the supervisor handles them: start, end, and what they say.
+
+Joins the process executor, the slots' counter pages and the control socket, and turns what happens
+there into events of the node.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import structlog
+
+from rallypoint.daemon.core import events
+from rallypoint.daemon.core.events import NodeEvent
+from rallypoint.daemon.executors.control import ControlServer
+from rallypoint.daemon.executors.persist import StateFile
+from rallypoint.daemon.executors.processes import ProcessExecutor, ProcessExit
+from rallypoint.daemon.executors.recorder import Recorder
+from rallypoint.daemon.shared import messages
+from rallypoint.daemon.shared.plan import WorkerKey
+from rallypoint.daemon.shared.rundir import RunDir
+from rallypoint.daemon.shared.slotpage import SlotPage
+
+LAST_WORDS_S: Final = 0.2
+"""How long the end of a process waits for what it sent before it died to be read."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Workers:
+    """``emit`` takes events of the node; ``answer_commit`` answers commit questions; ``welcome``
+    makes the answer to an accepted worker's Hello."""
+
+    def __init__(
+        self,
+        rundir: RunDir,
+        state: StateFile,
+        recorder: Recorder,
+        *,
+        command: Callable[[WorkerKey], Sequence[str]],
+        environment: Mapping[str, str],
+        log_bytes: int,
+        config_hash: str,
+        welcome: Callable[[WorkerKey], messages.Welcome],
+        answer_commit: Callable[[messages.AskCommit], messages.CommitAnswer],
+        emit: Callable[[NodeEvent], None],
+    ) -> None:
+        self.processes = ProcessExecutor(
+            rundir, command, environment, log_bytes=log_bytes, on_exit=self._ended
+        )
+        self.control = ControlServer(rundir.control_socket, self)
+        self._rundir = rundir
+        self._state = state
+        self._recorder = recorder
+        self._config_hash = config_hash
+        self._welcome = welcome
+        self._answer_commit = answer_commit
+        self._emit = emit
+        self._pages: dict[WorkerKey, SlotPage] = {}
+        self._left: set[WorkerKey] = set()
+        self._killed: dict[WorkerKey, str] = {}
+        self._ended_how: dict[int, str] = {}
+        """How the last life of each slot ended, until it is started again."""
+
+    # --- orders ---------------------------------------------------------------------------------
+
+    def start(self, key: WorkerKey) -> None:
+        """Start the worker of a slot; says `WorkerSpawned` or `SpawnFailed`."""
+        incarnations = {**self._state.state.slot_incarnations, key.slot: key.incarnation}
+        reason = self._ended_how.pop(key.slot, None)
+        try:
+            # Not durable: a power cut ends the workers as well.
+            self._state.update(durable=False, slot_incarnations=incarnations)
+            self._pages[key] = SlotPage(self._rundir.page(key.slot), create=True)
+            process = self.processes.start(key)
+        except OSError as error:
+            self._ended_how[key.slot] = "spawn_failed"
+            _log.error("worker_not_started", worker=str(key), error=str(error))
+            self._emit(events.SpawnFailed(key, str(error)))
+            return
+        if reason is not None:
+            self._recorder.worker_restarted(reason)
+        _log.info("worker_started", worker=str(key), pid=process.pid)
+        self._emit(events.WorkerSpawned(key, process.pid))
+
+    def kill(self, key: WorkerKey, reason: str) -> None:
+        """SIGKILL to the worker's process group; its end is reported as any other."""
+        self._killed[key] = reason
+        _log.warning("worker_killed", worker=str(key), reason=reason)
+        self.processes.kill(key)
+
+    def is_gone(self, key: WorkerKey) -> bool:
+        """Whether the process table of this node knows that the worker has ended."""
+        return self.processes.process(key) is None
+
+    # --- what happens ---------------------------------------------------------------------------
+
+    def hello(self, message: messages.Hello) -> messages.Welcome | messages.Leave:
+        """Accept the process that we started for this key, and nobody else."""
+        key, process = message.key, self.processes.process(message.key)
+        refusal = ""
+        if process is None:
+            refusal = f"worker {key} is not of this supervisor's life"
+        elif (message.pid, message.start_ticks) != (process.pid, process.start_ticks):
+            refusal = f"worker {key} has pid {process.pid}, not {message.pid}"
+        elif message.config_hash != self._config_hash:
+            refusal = (
+                f"worker {key} has configuration {message.config_hash}, not {self._config_hash}"
+            )
+        if refusal:
+            _log.warning("worker_refused", worker=str(key), pid=message.pid, reason=refusal)
+            return messages.Leave(reason=refusal)
+        self._emit(events.WorkerConnected(key))
+        return self._welcome(key)
+
+    def take(self, message: messages.WorkerMessage) -> None:
+        """A message of an accepted worker."""
+        if isinstance(message, messages.AskCommit):
+            answer = self._answer_commit(message)
+            _log.info(
+                "commit_question",
+                worker=str(message.key),
+                iteration=message.iteration,
+                allowed=answer.allowed,
+                reason=answer.reason,
+            )
+            self.control.send(message.key, answer)
+            return
+        self._recorder.take(message, time.monotonic(), time.time())
+        if isinstance(message, messages.Leaving):
+            self._left.add(message.key)
+        event = _event_of(message)
+        if event is not None:
+            self._emit(event)
+
+    def _ended(self, ended: ProcessExit) -> None:
+        """The process is gone: what it sent before comes first, then its end."""
+        key = ended.process.key
+        noticed_s = time.monotonic()
+        self.control.when_closed(key, LAST_WORDS_S, lambda: self._say_ended(ended, noticed_s))
+
+    def _say_ended(self, ended: ProcessExit, noticed_s: float) -> None:
+        key = ended.process.key
+        fault = self._recorder.faults.get(key)
+        by_agreement = key in self._left and ended.code == 0
+        killed = self._killed.pop(key, None)
+        self._left.discard(key)
+        reason = ended.how
+        if killed is not None:
+            reason = f"{ended.how} by the supervisor: {killed}"
+        elif fault is not None:
+            reason = f"{ended.how}: {fault.fingerprint}"
+        if not by_agreement:
+            self._ended_how[key.slot] = _restart_reason(ended, killed, fault)
+        page = self._pages.pop(key)
+        counters = page.read()
+        page.close()
+        log = _log.info if by_agreement else _log.warning
+        log(
+            "worker_exited",
+            worker=str(key),
+            pid=ended.process.pid,
+            reason=reason,
+            phase=counters.phase,
+            output_tail=() if by_agreement else ended.tail,
+        )
+        self._recorder.worker_ended(key, counters.collected_env_steps, by_agreement=by_agreement)
+        if not by_agreement:
+            self._recorder.loss_noticed(key, noticed_s, time.monotonic())
+        self._emit(events.WorkerExited(key, ended.code, ended.signal, reason))
+
+
+def _restart_reason(ended: ProcessExit, killed: str | None, fault: messages.Fault | None) -> str:
+    if killed is not None:
+        return "killed"
+    if fault is not None:
+        return "fault"
+    return "signal" if ended.signal is not None else "error"
+
+
+def _event_of(message: messages.WorkerMessage) -> NodeEvent | None:
+    match message:
+        case messages.Ready():
+            return events.WorkerBecameReady(
+                key=message.key,
+                host=message.host,
+                port=message.port,
+                device=message.device,
+                capacity_envs=message.capacity_envs,
+                last_formed=message.last_formed,
+                checkpoint=message.checkpoint,
+            )
+        case messages.Broken():
+            return events.WorkerBroke(message.key, message.generation, message.error)
+        case messages.Formed():
+            return events.WorkerFormed(
+                message.key, message.generation, message.state_hash, message.iteration
+            )
+        case messages.Committed():
+            return events.WorkerCommitted(
+                message.key, message.generation, message.iteration, message.env_steps_total
+            )
+        case messages.CheckpointDone():
+            return events.WorkerCheckpointed(message.key, message.generation, message.iteration)
+        case messages.Fault():
+            return events.WorkerFaulted(
+                message.key,
+                message.generation,
+                message.iteration,
+                message.fingerprint,
+                message.traceback,
+            )
+        case messages.Leaving():
+            return events.WorkerLeft(message.key, message.iteration, message.reason)
+        case _:
+            return None

@@ -1,0 +1,1 @@
+"""Where daemon and trainer meet, without torch: messages, configuration, plan, env budget."""

@@ -1,0 +1,150 @@
+"""The configuration schema. Loading, merging and messages are in `configload`.
+
+Every section is a frozen, keyword-only dataclass; the string under a field says what it is, with
+its unit. A key that nothing reads does not stand here.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSection:
+    name: str = "default"
+    """Name of the job; part of the store's keys and of the default directory."""
+    iterations: int | None = None
+    """Stop after this iteration (absolute, not "more"). None: no bound."""
+    env_steps: int | None = None
+    """Stop at the first iteration that reaches this many global env steps. None: no bound."""
+    seed: int = 1
+    """Seed of every keyed random stream."""
+    min_workers: int = 1
+    """Below this many workers the job holds."""
+    max_workers: int | None = None
+    """Largest world size. None: the slots of this node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSection:
+    name: str = "local"
+    """Name of this node, unique in the job."""
+    bind: str = "127.0.0.1"
+    """Address that workers' store servers bind to."""
+    advertise: str = "127.0.0.1"
+    """Address under which other nodes reach this one."""
+    interface: str = "lo"
+    """Network interface for collectives (GLOO_SOCKET_IFNAME); never guessed from a host name."""
+    workers: int = 2
+    """Slots on this node: one worker process each."""
+    stop_grace_s: float = 30.0
+    """How long a stop waits for workers to agree and checkpoint before it ends them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipSection:
+    backend: Literal["embedded"] = "embedded"
+    """Where membership lives: in this supervisor's memory."""
+    detect_s: float = 5.0
+    """Root timeout: silence for this long is a loss. The others are derived from it."""
+    join_debounce_s: float | None = None
+    """Newcomers that become ready within this window enter together. None: derived."""
+    orphan_grace_s: float = 10.0
+    """A worker that has lost its supervisor trains on for this long, then leaves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSection:
+    backend: Literal["embedded"] = "embedded"
+    """Simulator backend."""
+    task: str = "quadruped-velocity"
+    """Task of the backend."""
+    budget: Literal["per_rank", "global"] = "per_rank"
+    """Whether ``num_envs`` counts envs per rank or over all ranks."""
+    num_envs: int = 128
+    """Envs per rank (``per_rank``) or in all (``global``)."""
+    block: int = 8
+    """Envs per env block: a multiple of 8 and of ``ppo.mini_batches``."""
+    max_envs: int | None = None
+    """Most envs one worker can hold. None: no bound."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PpoSection:
+    rollout_steps: int = 24
+    """Env steps per iteration and env, T."""
+    epochs: int = 5
+    """Passes over a rollout, E."""
+    mini_batches: int = 4
+    """Mini-batches per epoch, M; each epoch makes M optimiser steps."""
+    gamma: float = 0.99
+    """Discount per step."""
+    lam: float = 0.95
+    """Lambda of generalised advantage estimation."""
+    clip: float = 0.2
+    """Clip range of the policy ratio and of the value step."""
+    learning_rate: float = 1e-3
+    """Learning rate at the start."""
+    learning_rate_bounds: tuple[float, float] = (1e-5, 1e-2)
+    """Least and greatest learning rate of the adaptive rule."""
+    desired_kl: float | None = 0.01
+    """Target KL of the adaptive learning rate. None: constant learning rate."""
+    max_grad_norm: float | None = 1.0
+    """Norm that the global gradient is clipped to. None: no clipping."""
+    value_coef: float = 1.0
+    """Weight of the value loss."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus."""
+    hidden: tuple[int, ...] = (256, 128)
+    """Hidden layer widths of actor and critic."""
+    init_std: float = 1.0
+    """Standard deviation of the action noise at the start."""
+    std_bounds: tuple[float, float] = (0.05, 2.0)
+    """Clamp of the action noise."""
+    normalise_observations: bool = True
+    """Standardise observations by global running statistics, frozen within an iteration."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Number type of observations, rewards, noise, rollout, networks and losses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSection:
+    url: str | None = None
+    """Where checkpoints go: a local directory. None: ``checkpoints`` below the run's directory."""
+    every_iterations: int = 50
+    """Commit a checkpoint every this many iterations."""
+    every_s: float | None = None
+    """Also commit when this many seconds have passed since the last. None: no."""
+    keep_last: int = 3
+    """How many verified checkpoints to keep."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsSection:
+    bind: str = "127.0.0.1"
+    """Address of /metrics, /healthz and /readyz."""
+    port: int = 9105
+    """Port of /metrics; 0 picks a free one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSection:
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level that is logged."""
+    format: Literal["auto", "json", "console"] = "auto"
+    """JSON lines, or coloured text; ``auto`` takes text on a terminal."""
+    worker_file_bytes: int = 8 * 2**20
+    """A worker's output file is rotated past this size; one older file is kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The whole configuration of one job on one node."""
+
+    job: JobSection = field(default_factory=JobSection)
+    node: NodeSection = field(default_factory=NodeSection)
+    membership: MembershipSection = field(default_factory=MembershipSection)
+    env: EnvSection = field(default_factory=EnvSection)
+    ppo: PpoSection = field(default_factory=PpoSection)
+    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
+    metrics: MetricsSection = field(default_factory=MetricsSection)
+    log: LogSection = field(default_factory=LogSection)

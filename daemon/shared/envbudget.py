@@ -1,0 +1,110 @@
+"""How many envs each rank simulates, and which env blocks: pure arithmetic, checked beforehand.
+
+An env block is a fixed group of ``block`` consecutive global env ids. Blocks are what is assigned,
+moved, lost and weighted; a rank never holds part of one.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.errors import BudgetError
+
+K = TypeVar("K")
+
+
+def split(total: int, world_size: int, multiple: int) -> tuple[int, ...]:
+    """Per-rank counts: positive multiples of ``multiple`` that add up to ``total``, as even as
+    possible, larger ones at lower ranks. Raises `BudgetError` (a ValueError) naming the values."""
+    if world_size < 1 or multiple < 1:
+        raise BudgetError(f"world size {world_size} and multiple {multiple} must be at least 1")
+    if total % multiple:
+        raise BudgetError(
+            f"{total} envs are not a multiple of {multiple}; take {total // multiple * multiple} "
+            f"or {(total // multiple + 1) * multiple}"
+        )
+    units = total // multiple
+    if units < world_size:
+        raise BudgetError(
+            f"{total} envs make {units} groups of {multiple}, fewer than {world_size} ranks: every rank "
+            f"needs at least {multiple}; take at least {world_size * multiple} envs or fewer ranks"
+        )
+    base, extra = divmod(units, world_size)
+    return tuple((base + (rank < extra)) * multiple for rank in range(world_size))
+
+
+def check(config: Config) -> None:
+    """Refuse, before anything starts, every combination that some world size of the elastic range
+    could not train with. Raises `BudgetError` naming the values and a remedy."""
+    env, ppo = config.env, config.ppo
+    if env.block < 1 or env.block % 8 or env.block % ppo.mini_batches:
+        raise BudgetError(
+            f"env.block = {env.block} must be a multiple of 8 and of ppo.mini_batches = "
+            f"{ppo.mini_batches}: each block gives block/mini_batches trajectories to a mini-batch"
+        )
+    low, high = world_size_range(config)
+    for world_size in range(low, high + 1):
+        counts = (
+            split(env.num_envs, world_size, env.block)
+            if env.budget == "global"
+            else split(env.num_envs, 1, env.block)
+        )
+        if env.max_envs is not None and max(counts) > env.max_envs:
+            raise BudgetError(
+                f"at world size {world_size} a rank would hold {max(counts)} envs, over env.max_envs = "
+                f"{env.max_envs}; raise it or job.min_workers (now {config.job.min_workers})"
+            )
+
+
+def world_size_range(config: Config) -> tuple[int, int]:
+    """Least and greatest world size of the job. Raises `BudgetError` when empty."""
+    low = config.job.min_workers
+    high = config.node.workers if config.job.max_workers is None else config.job.max_workers
+    if not 1 <= low <= high:
+        raise BudgetError(
+            f"job.min_workers = {low} must be at least 1 and at most the greatest world size, {high} "
+            "(job.max_workers, or node.workers)"
+        )
+    return low, high
+
+
+def assign_per_rank(
+    held: Mapping[K, Sequence[int]], order: Sequence[K], blocks_each: int
+) -> dict[K, tuple[int, ...]]:
+    """Per-rank budget: members keep their blocks, newcomers take the lowest free ids, the blocks of
+    the lost lapse. ``held`` has the blocks of members that keep some; ``order`` is rank order."""
+    taken = {b for key in order for b in held.get(key, ())}
+    result: dict[K, tuple[int, ...]] = {}
+    candidate = 0
+    for key in order:
+        mine = sorted(held.get(key, ()))[:blocks_each]
+        while len(mine) < blocks_each:
+            if candidate not in taken:
+                mine.append(candidate)
+                taken.add(candidate)
+            candidate += 1
+        result[key] = tuple(sorted(mine))
+    return result
+
+
+def assign_global(
+    held: Mapping[K, Sequence[int]], order: Sequence[K], total_blocks: int, *, move: bool
+) -> dict[K, tuple[int, ...]]:
+    """Global budget: blocks 0 … total-1 over the ranks in ``order``, as evenly as whole blocks allow.
+
+    Members keep their blocks. Free ones go, lowest first, to whoever is furthest below its share (lower rank first).
+    Only with ``move`` (planned changes) do members give blocks away, so that counts become those of
+    `split`; a forced change never moves a block between survivors, which may hold a rollout of it.
+    """
+    mine = {key: sorted(b for b in held.get(key, ()) if b < total_blocks) for key in order}
+    targets = dict(zip(order, split(total_blocks, len(order), 1), strict=True))
+    if move:
+        for key in order:
+            del mine[key][targets[key] :]
+    taken = {b for blocks in mine.values() for b in blocks}
+    rank = {key: i for i, key in enumerate(order)}
+    for block in range(total_blocks):
+        if block not in taken:
+            neediest = min(order, key=lambda key: (len(mine[key]) - targets[key], rank[key]))
+            mine[neediest].append(block)
+    return {key: tuple(sorted(blocks)) for key, blocks in mine.items()}

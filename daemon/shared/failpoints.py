@@ -1,0 +1,157 @@
+"""Named, inert points at which a fault test can kill, stop, delay or fail this process.
+
+``RALLYPOINT_FAILPOINTS`` arms them: a comma-separated list of
+``name[:rank][@iteration]=kill|stop|raise|sleep=SECONDS``. Without it, `hit` is one attribute test.
+A point that fires first appends a line to ``RALLYPOINT_FAILPOINT_LOG`` (fsynced), so that a test can
+assert that the fault really happened, and each entry fires once per log file, however often the
+process restarts.
+"""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, assert_never
+
+from rallypoint.daemon.shared.errors import ConfigError
+
+VARIABLE: Final = "RALLYPOINT_FAILPOINTS"
+LOG_VARIABLE: Final = "RALLYPOINT_FAILPOINT_LOG"
+
+NAMES: Final = (
+    # worker, in the order of an iteration
+    "rollout",
+    "gae",
+    "backward_begin",
+    "backward_end",
+    "between_steps",
+    "last_collective",
+    "prepared",
+    "committed",
+    "checkpoint_save",
+    "checkpoint_manifest",
+    # worker, in the order of a generation
+    "warm_up",
+    "ready",
+    "arrive",
+    "group_init",
+    "who_is_where",
+    "broadcast",
+    "hash_compare",
+    "formed_before_mark",
+    "formed_after_mark",
+    "first_commit",
+    "leave_generation",
+    # supervisor
+    "supervisor_publish",
+    "supervisor_mark_formed",
+)
+
+
+class InjectedFault(Exception):
+    """Raised by a failpoint armed with ``raise``."""
+
+
+@dataclass(frozen=True)
+class Armed:
+    name: str
+    rank: int | None
+    iteration: int | None
+    action: Literal["kill", "stop", "raise", "sleep"]
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        rank = "" if self.rank is None else f":{self.rank}"
+        iteration = "" if self.iteration is None else f"@{self.iteration}"
+        return f"{self.name}{rank}{iteration}={self.action}"
+
+
+def parse(text: str) -> tuple[Armed, ...]:
+    """Entries of ``RALLYPOINT_FAILPOINTS``. Raises `ConfigError` naming the entry."""
+    return tuple(_parse_entry(entry.strip()) for entry in text.split(",") if entry.strip())
+
+
+def _parse_entry(entry: str) -> Armed:
+    point, _, action = entry.partition("=")
+    name, at, iteration = point.partition("@")
+    name, colon, rank = name.partition(":")
+    verb, _, seconds = action.partition("=")
+    try:
+        if name not in NAMES:
+            raise ValueError(f"no failpoint is named {name!r}; there are {', '.join(NAMES)}")
+        if verb not in ("kill", "stop", "raise", "sleep"):
+            raise ValueError(f"action {verb!r} is not one of kill, stop, raise, sleep=SECONDS")
+        return Armed(
+            name=name,
+            rank=int(rank) if colon else None,
+            iteration=int(iteration) if at else None,
+            action=verb,  # type: ignore[arg-type]
+            seconds=float(seconds) if verb == "sleep" else 0.0,
+        )
+    except ValueError as error:
+        raise ConfigError(f"{VARIABLE}: {entry!r}: {error}") from error
+
+
+class Failpoints:
+    """The armed points of this process."""
+
+    def __init__(self, armed: tuple[Armed, ...] = (), log: Path | None = None) -> None:
+        self.armed = armed
+        self._log = log
+
+    @classmethod
+    def from_environment(cls) -> "Failpoints":
+        log = os.environ.get(LOG_VARIABLE)
+        return cls(parse(os.environ.get(VARIABLE, "")), Path(log) if log else None)
+
+    def find(self, name: str, rank: int | None, iteration: int | None) -> Armed | None:
+        """The entry that this moment matches and that has not fired yet."""
+        for entry in self.armed:
+            if (
+                entry.name == name
+                and entry.rank in (None, rank)
+                and entry.iteration in (None, iteration)
+                and not self._fired(entry)
+            ):
+                return entry
+        return None
+
+    def hit(self, name: str, *, rank: int | None = None, iteration: int | None = None) -> None:
+        """Fire if armed for this moment. ``iteration`` is the one in progress (committed + 1)."""
+        if not self.armed:
+            return
+        entry = self.find(name, rank, iteration)
+        if entry is not None:
+            self.fire(entry, rank=rank, iteration=iteration)
+
+    def fire(self, entry: Armed, *, rank: int | None, iteration: int | None) -> None:
+        self._record(entry, rank, iteration)
+        match entry.action:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "raise":
+                raise InjectedFault(
+                    f"failpoint {entry} fired at rank {rank}, iteration {iteration}"
+                )
+            case "sleep":
+                time.sleep(entry.seconds)
+            case _:
+                assert_never(entry.action)
+
+    def _fired(self, entry: Armed) -> bool:
+        if self._log is None or not self._log.exists():
+            return False
+        lines = self._log.read_text().splitlines()
+        return any(line.split(" ", 1)[0] == str(entry) for line in lines)
+
+    def _record(self, entry: Armed, rank: int | None, iteration: int | None) -> None:
+        if self._log is None:
+            self.armed = tuple(e for e in self.armed if e is not entry)
+            return
+        with self._log.open("a") as file:
+            file.write(f"{entry} pid={os.getpid()} rank={rank} iteration={iteration}\n")
+            file.flush()
+            os.fsync(file.fileno())

@@ -1,0 +1,93 @@
+"""The plan of a generation: who is in it, with which rank and which env blocks.
+
+A plan is immutable. Every retry is a new generation with a new number; numbers are never reused.
+"""
+
+from typing import Literal
+
+import msgspec
+
+ChangeKind = Literal["forced", "planned"]
+ChangeCause = Literal[
+    "start", "worker_lost", "node_lost", "hang", "join", "drain", "notice", "scale", "store"
+]
+CHANGE_KINDS: tuple[ChangeKind, ...] = ("forced", "planned")
+CHANGE_CAUSES: tuple[ChangeCause, ...] = (
+    "start",
+    "worker_lost",
+    "node_lost",
+    "hang",
+    "join",
+    "drain",
+    "notice",
+    "scale",
+    "store",
+)
+
+
+class WorkerKey(msgspec.Struct, frozen=True, order=True):
+    """One life of the process in one slot. A restarted worker has a new incarnation."""
+
+    node: str
+    slot: int
+    incarnation: int
+
+    def __str__(self) -> str:
+        return f"{self.node}/{self.slot}#{self.incarnation}"
+
+
+class PlannedWorker(msgspec.Struct, frozen=True):
+    """A member of a generation."""
+
+    key: WorkerKey
+    rank: int
+    host: str
+    """Address of the worker's own TCPStore server (and of the probe that asks whether it lives)."""
+    port: int
+    blocks: tuple[int, ...]
+    """Ids of the env blocks it owns, ascending. Block b holds global env ids [b*block, (b+1)*block)."""
+    capacity_envs: int = 0
+    """Most envs this worker can hold; 0 when it did not say."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """One agreed membership."""
+
+    generation: int
+    kind: ChangeKind
+    cause: ChangeCause
+    formed: int
+    """``job.formed`` as the leader read it: who last formed an older generation is a newcomer."""
+    restore: bool
+    """True when no survivor lives: the holder of the newest verified checkpoint is the source."""
+    hold: bool
+    """Fewer than ``min_workers`` (or the job is paused): form, commit a checkpoint once, then wait
+    for a newer plan with state and simulator warm."""
+    commit_first: bool
+    """Rank 0 commits the state under this generation's number before any iteration commits: set for
+    a restoring generation and its successors until such a checkpoint exists."""
+    budget_envs: int
+    """Global env count asked for (``global`` budget), or envs per rank (``per_rank``)."""
+    members: tuple[PlannedWorker, ...]
+    """In rank order: survivors by seniority, newcomers after, so rank 0 is never a newcomer while
+    a survivor lives."""
+    survivors: tuple[WorkerKey, ...]
+    """Members that the leader took for survivors; workers decide again from what they hold."""
+
+    @property
+    def starts(self) -> Literal["now", "safe_point"]:
+        """When members leave the generation before: a forced change at once, a planned one at the
+        next safe point that all have agreed on."""
+        return "now" if self.kind == "forced" else "safe_point"
+
+    @property
+    def world_size(self) -> int:
+        return len(self.members)
+
+    @property
+    def rank0(self) -> PlannedWorker:
+        return self.members[0]
+
+    def find(self, key: WorkerKey) -> PlannedWorker | None:
+        """The member with this key, or None."""
+        return next((m for m in self.members if m.key == key), None)

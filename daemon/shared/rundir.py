@@ -1,0 +1,62 @@
+"""Where everything of a run lies: one directory, known to the supervisor, workers and commands."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rallypoint.daemon.shared.config import Config
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths below ``DIR``."""
+
+    path: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "supervisor.lock"
+
+    @property
+    def state(self) -> Path:
+        return self.path / "state.json"
+
+    @property
+    def config(self) -> Path:
+        """The configuration that workers read."""
+        return self.path / "config.json"
+
+    @property
+    def workers(self) -> Path:
+        """Process ids and start times of the workers that may be alive."""
+        return self.path / "workers.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def curve(self) -> Path:
+        return self.path / "curve.png"
+
+    @property
+    def control_socket(self) -> Path:
+        """Supervisor and workers."""
+        return self.path / "control.sock"
+
+    @property
+    def admin_socket(self) -> Path:
+        """Commands and supervisor."""
+        return self.path / "admin.sock"
+
+    def page(self, slot: int) -> Path:
+        """The counters of a slot, which survive its worker."""
+        return self.path / "slots" / f"{slot}.page"
+
+    def worker_log(self, slot: int) -> Path:
+        """Standard output and error of the worker in a slot."""
+        return self.path / "logs" / f"worker-{slot}.log"
+
+    def checkpoints(self, config: Config) -> Path:
+        """Where checkpoints go: ``[checkpoint] url``, else below this directory."""
+        url = config.checkpoint.url
+        return self.path / "checkpoints" if url is None else Path(url.removeprefix("file://"))

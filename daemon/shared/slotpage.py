@@ -1,0 +1,110 @@
+"""A page of counters per slot that survives the SIGKILL of the worker that writes it.
+
+The worker maps ``DIR/slots/<slot>.page`` and stores plain 64-bit integers; the supervisor reads them,
+also after the worker has died. Stores of aligned 8-byte words are not torn on the platforms we run on.
+Each life of a worker starts with a cleared page.
+"""
+
+import mmap
+import struct
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+PHASES: Final = (
+    "starting",
+    "warming",
+    "ready",
+    "arrive",
+    "group_init",
+    "who_is_where",
+    "broadcast",
+    "hash_compare",
+    "wrap",
+    "rollout",
+    "statistics",
+    "update",
+    "last_collective",
+    "barrier",
+    "wait_formed",
+    "commit",
+    "checkpoint",
+    "envs",
+    "holding",
+    "leaving",
+)
+_FIELDS: Final = (
+    "incarnation",
+    "generation",
+    "iteration",  # newest committed
+    "phase",  # index into PHASES
+    "collective",  # sequence number of the collective entered last, within the generation
+    "inside",  # 1 while waiting in it
+    "collected_env_steps",  # by this incarnation, since it started
+    "optimiser_steps",
+    "env_builds",
+    "touched_ns",  # CLOCK_MONOTONIC of the last write
+)
+_SIZE = 8 * len(_FIELDS)
+_OFFSET = {name: 8 * i for i, name in enumerate(_FIELDS)}
+
+
+class SlotCounters(msgspec.Struct, frozen=True):
+    """A reading of a page."""
+
+    incarnation: int
+    generation: int
+    iteration: int
+    phase: str
+    collective: int
+    inside: bool
+    collected_env_steps: int
+    optimiser_steps: int
+    env_builds: int
+    touched_ns: int
+
+
+class SlotPage:
+    """Write side (worker) and read side (supervisor) of one page."""
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        if create:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(bytes(_SIZE))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), _SIZE)
+
+    def put(self, **values: int) -> None:
+        """Store the named counters. `phase` is an index into `PHASES`."""
+        for name, value in values.items():
+            struct.pack_into("<q", self._map, _OFFSET[name], value)
+
+    def add(self, name: str, amount: int) -> None:
+        offset = _OFFSET[name]
+        (old,) = struct.unpack_from("<q", self._map, offset)
+        struct.pack_into("<q", self._map, offset, old + amount)
+
+    def read(self) -> SlotCounters:
+        """A reading; torn between counters, never within one."""
+        words = struct.unpack(f"<{len(_FIELDS)}q", self._map[:_SIZE])
+        return _counters(dict(zip(_FIELDS, words, strict=True)))
+
+    def close(self) -> None:
+        self._map.close()
+
+
+def _counters(values: dict[str, int]) -> SlotCounters:
+    index = values["phase"]
+    return SlotCounters(
+        incarnation=values["incarnation"],
+        generation=values["generation"],
+        iteration=values["iteration"],
+        phase=PHASES[index] if 0 <= index < len(PHASES) else f"phase-{index}",
+        collective=values["collective"],
+        inside=bool(values["inside"]),
+        collected_env_steps=values["collected_env_steps"],
+        optimiser_steps=values["optimiser_steps"],
+        env_builds=values["env_builds"],
+        touched_ns=values["touched_ns"],
+    )

@@ -1,0 +1,1 @@
+"""Operating rallypoint: benchmarks, Prometheus rules, fault injection."""

@@ -1,0 +1,417 @@
+"""Nodes, a leader and a store in virtual time, with a model of workers: who forms, trains, breaks.
+
+Every message waits in its own first-in-first-out line (worker to node, store to node, store to
+leader), and a seeded choice says which line moves next, so that any order comes up that the real
+program could see. Nothing here knows how the decisions are made.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from rallypoint.daemon.core import actions as act
+from rallypoint.daemon.core import events as ev
+from rallypoint.daemon.core import leader, node
+from rallypoint.daemon.core.leaderstate import LeaderState
+from rallypoint.daemon.core.nodestate import NodeState
+from rallypoint.daemon.core.policy import LeaderPolicy, NodePolicy
+from rallypoint.daemon.core.records import JobRecord, MemberRecord
+from rallypoint.daemon.shared.plan import Plan, WorkerKey
+
+STEPS_PER_TIMER = 25
+JOB = JobRecord(uid="job", config_hash="hash", versions={})
+
+
+@dataclass
+class FakeWorker:
+    """What a real worker would know and do, without the work."""
+
+    key: WorkerKey
+    alive: bool = True
+    phase: str = "booting"
+    """booting, connected, idle, forming, training."""
+    generation: int = 0
+    tried: int = 0
+    last_formed: int = 0
+    committed: int = 0
+    plan: Plan | None = None
+    formed_seen: int = 0
+    stop: bool = False
+    leave: str = ""
+    line: deque[ev.NodeEvent] = field(default_factory=deque)
+
+
+@dataclass
+class FakeNode:
+    """One supervisor."""
+
+    state: NodeState
+    line: deque[ev.NodeEvent] = field(default_factory=deque)
+    timer_s: float | None = None
+    exit_code: int | None = None
+
+
+class Cluster:
+    """``check`` is called with each plan right before it is written."""
+
+    def __init__(
+        self,
+        policy: LeaderPolicy,
+        slots: dict[str, int],
+        seed: int,
+        check: Callable[["Cluster", Plan], None] = lambda cluster, plan: None,
+    ) -> None:
+        self.policy = policy
+        self.slots = slots
+        self.random = random.Random(seed)
+        self.check = check
+        self.now = 100.0
+        self.nodes: dict[str, FakeNode] = {}
+        self.workers: dict[WorkerKey, FakeWorker] = {}
+        self.members: dict[str, MemberRecord] = {}
+        self.plans: dict[int, Plan] = {}
+        self.plan: Plan | None = None
+        self.job = JOB
+        self.checkpoint: tuple[int, int] | None = None
+        self.leader: LeaderState | None = None
+        self.leader_line: deque[ev.LeaderEvent] = deque()
+        self.leader_timer_s: float | None = None
+        self.incarnation = 0
+        self.committed: dict[int, int] = {}
+        """Iteration -> generation that committed it first."""
+        for name in slots:
+            self.start_node(name)
+        self.elect()
+
+    # --- faults and operators ---------------------------------------------------------------------
+
+    def start_node(self, name: str) -> None:
+        """A new supervisor; whatever its predecessor left is ended first."""
+        for worker in self.workers.values():
+            if worker.key.node == name:
+                worker.alive = False
+        self.incarnation += 1
+        policy = NodePolicy(
+            node=name,
+            incarnation=self.incarnation,
+            advertise=name,
+            slots=self.slots[name],
+            first_incarnation=100 * self.incarnation,
+            stop_grace_s=30.0,
+            versions={},
+        )
+        fresh = FakeNode(node.initial(policy))
+        self.nodes[name] = fresh
+        fresh.line.append(ev.NodeStarted())
+        if self.plan is not None:
+            fresh.line.append(ev.PlanSeen(self.plan))
+        fresh.line.append(ev.JobSeen(self.job))
+
+    def lose_node(self, name: str, *, workers_too: bool = True) -> None:
+        """The supervisor is gone and its lease has run out; its workers may linger."""
+        del self.nodes[name]
+        self.members.pop(name, None)
+        for worker in self.workers.values():
+            if worker.key.node == name and workers_too:
+                worker.alive = False
+        self._tell_leader(ev.MembersChanged(self._members()))
+
+    def elect(self) -> None:
+        """A new leader that knows only the store."""
+        self.leader = leader.initial(self.policy)
+        self.leader_line.clear()
+        self.leader_timer_s = None
+        newest = self.plan.generation if self.plan is not None else 0
+        self._tell_leader(ev.LeaderElected(self._members(), self.plan, self.job, newest))
+
+    def kill(self, worker: FakeWorker) -> None:
+        """SIGKILL: what it has said before still arrives."""
+        worker.alive = False
+        worker.line.append(ev.WorkerExited(worker.key, None, 9, "killed"))
+
+    def order(self, name: str, event: ev.NodeEvent) -> None:
+        """An operator's or the store's word to one node."""
+        self.nodes[name].line.append(event)
+
+    # --- running ----------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """One thing happens. False when nothing can happen but the passing of time."""
+        choices: list[Callable[[], None]] = []
+        for fake in self.nodes.values():
+            if fake.line:
+                choices.append(lambda fake=fake: self._node(fake, fake.line.popleft()))  # type: ignore[misc]
+        for worker in self.workers.values():
+            fake_node = self.nodes.get(worker.key.node)
+            if worker.line and fake_node is not None:
+                choices.append(
+                    lambda w=worker, n=fake_node: self._node(n, w.line.popleft())  # type: ignore[misc]
+                )
+        if self.leader_line:
+            choices.append(lambda: self._lead(self.leader_line.popleft()))
+        choices += [move for w in self.live() if (move := self._move(w)) is not None]
+        choices += self._group_moves()
+        if not choices:
+            return False
+        self.random.choice(choices)()
+        return True
+
+    def pass_time(self) -> bool:
+        """Go to the next timer and fire it. False when there is none."""
+        timers = [fake.timer_s for fake in self.nodes.values()] + [self.leader_timer_s]
+        due = [timer for timer in timers if timer is not None]
+        if not due:
+            return False
+        self.now = max(self.now, min(due))
+        for fake in list(self.nodes.values()):
+            if fake.timer_s is not None and fake.timer_s <= self.now:
+                fake.timer_s = None
+                self._node(fake, ev.TimerFired())
+        if self.leader_timer_s is not None and self.leader_timer_s <= self.now:
+            self.leader_timer_s = None
+            self._lead(ev.TimerFired())
+        return True
+
+    def settle(self, most: int = 4000, until: Callable[[], bool] = lambda: False) -> None:
+        """Run until ``until`` holds. A timer fires when nothing else can happen, and now and then:
+        training goes on without an end."""
+        for count in range(1, most + 1):
+            if until():
+                return
+            moved = self.step()
+            if (not moved or count % STEPS_PER_TIMER == 0) and not self.pass_time() and not moved:
+                return
+
+    def live(self) -> list[FakeWorker]:
+        """Workers whose process lives."""
+        return [worker for worker in self.workers.values() if worker.alive]
+
+    def trains(self) -> bool:
+        """Whether the newest plan has formed, is marked, and lists every living worker."""
+        plan = self.plan
+        living = self.live()
+        return (
+            plan is not None
+            and self.job.formed == plan.generation
+            and bool(living)
+            and all(w.phase == "training" and w.generation == plan.generation for w in living)
+            and plan.world_size == len(living)
+            and not any(w.line for w in self.workers.values())
+        )
+
+    # --- decisions --------------------------------------------------------------------------------
+
+    def _members(self) -> tuple[MemberRecord, ...]:
+        return tuple(self.members[name] for name in sorted(self.members))
+
+    def _tell_leader(self, event: ev.LeaderEvent) -> None:
+        if self.leader is not None:
+            self.leader_line.append(event)
+
+    def _node(self, fake: FakeNode, event: ev.NodeEvent) -> None:
+        fake.state, orders = node.decide(fake.state, event, self.now)
+        for order in orders:
+            self._carry_out(fake, order)
+
+    def _carry_out(self, fake: FakeNode, order: act.NodeAction) -> None:
+        match order:
+            case act.SetTimer(at_s=at_s):
+                fake.timer_s = at_s
+            case act.StartWorker(key=key):
+                worker = FakeWorker(key)
+                worker.line.append(ev.WorkerSpawned(key, 1000 + len(self.workers)))
+                self.workers[key] = worker
+            case act.KillWorker(key=key):
+                if self.workers[key].alive:
+                    self.kill(self.workers[key])
+            case act.WriteMember(record=record):
+                # As in the store: what does not survive its JSON would not arrive.
+                record = msgspec.json.decode(msgspec.json.encode(record), type=MemberRecord)
+                self.members[record.node] = record
+                self._tell_leader(ev.MembersChanged(self._members()))
+            case act.SendPlan(key=key, plan=plan):
+                self._take_plan(self.workers[key], plan)
+            case act.SendFormedMark(key=key, generation=generation):
+                worker = self.workers[key]
+                worker.formed_seen = max(worker.formed_seen, generation)
+            case act.SendStop(key=key):
+                self.workers[key].stop = True
+            case act.SendLeave(key=key, reason=reason):
+                self.workers[key].leave = reason
+            case act.ExitSupervisor(code=code):
+                fake.exit_code = code
+
+    def _take_plan(self, worker: FakeWorker, plan: Plan) -> None:
+        if worker.plan is None or plan.generation > worker.plan.generation:
+            worker.plan = plan
+            if worker.phase == "forming" or (worker.phase == "training" and plan.kind == "forced"):
+                worker.phase = "idle"  # superseded, or released
+
+    def _lead(self, event: ev.LeaderEvent) -> None:
+        assert self.leader is not None
+        self.leader, orders = leader.decide(self.leader, event, self.now)
+        for order in orders:
+            match order:
+                case act.SetTimer(at_s=at_s):
+                    self.leader_timer_s = at_s
+                case act.ProbeMembers(probe=number, targets=targets):
+                    alive = {w.key for w in self.live()}
+                    there = tuple(key for key in targets if key in alive)
+                    gone = tuple(key for key in targets if key not in alive)
+                    self._tell_leader(ev.ProbeAnswered(number, there, gone, ()))
+                case act.PublishPlan(plan=plan, replaces=replaces):
+                    self._write_plan(plan, replaces)
+                case act.MarkFormed(generation=generation):
+                    if self.plan is not None and self.plan.generation == generation:
+                        newest = max(self.committed, default=0)
+                        self._write_job(
+                            msgspec.structs.replace(self.job, formed=generation, iteration=newest)
+                        )
+                case act.SetJobState(state=state, reason=reason):
+                    self._write_job(msgspec.structs.replace(self.job, state=state, reason=reason))
+
+    def _write_plan(self, plan: Plan, replaces: int) -> None:
+        newest = 0 if self.plan is None else self.plan.generation
+        if newest != replaces:
+            self._tell_leader(ev.PublishRefused(plan.generation, f"generation {newest} is newest"))
+            return
+        self.check(self, plan)
+        self.plan = self.plans[plan.generation] = plan
+        if plan.restore:
+            self._write_job(msgspec.structs.replace(self.job, restore_generation=plan.generation))
+        for fake in self.nodes.values():
+            fake.line.append(ev.PlanSeen(plan))
+        self._tell_leader(ev.PlanChanged(plan))
+
+    def _write_job(self, job: JobRecord) -> None:
+        self.job = job
+        for fake in self.nodes.values():
+            fake.line.append(ev.JobSeen(job))
+        self._tell_leader(ev.JobChanged(job))
+
+    # --- workers ----------------------------------------------------------------------------------
+
+    def _move(self, worker: FakeWorker) -> Callable[[], None] | None:
+        """What this worker can do by itself, if anything."""
+        plan = worker.plan
+        if worker.phase == "booting":
+            return lambda: self._say(worker, "connected", ev.WorkerConnected(worker.key))
+        if worker.phase == "connected":
+            ready = ev.WorkerBecameReady(
+                worker.key, "host", 5000 + worker.key.slot, "cpu", 0, 0, self.checkpoint
+            )
+            return lambda: self._say(worker, "idle", ready)
+        if worker.leave and worker.phase in ("idle", "forming"):
+            return lambda: self._go(worker, worker.leave)
+        newer = plan is not None and plan.generation > worker.tried and plan.find(worker.key)
+        if worker.phase == "idle" and newer:
+            return lambda: self._begin(worker)
+        if worker.phase in ("forming", "training") and self._peer_left(worker):
+            return lambda: self._break(worker)
+        return None
+
+    def _say(self, worker: FakeWorker, phase: str, event: ev.NodeEvent) -> None:
+        worker.phase = phase
+        worker.line.append(event)
+
+    def _begin(self, worker: FakeWorker) -> None:
+        assert worker.plan is not None
+        worker.phase = "forming"
+        worker.generation = worker.tried = worker.plan.generation
+
+    def _peer_left(self, worker: FakeWorker) -> bool:
+        """A peer that had come is dead or elsewhere. (Who never came is only waited for.)"""
+        come = [p for p in self._peers(worker.generation) if p.tried >= worker.generation]
+        return any(
+            not p.alive or p.generation > worker.generation or p.phase == "idle" for p in come
+        )
+
+    def _peers(self, generation: int) -> list[FakeWorker]:
+        return [self.workers[m.key] for m in self.plans[generation].members]
+
+    def _break(self, worker: FakeWorker) -> None:
+        generation = worker.generation
+        worker.phase = "idle"
+        plan = worker.plan
+        if plan is None or plan.generation == generation or plan.kind == "planned":
+            worker.line.append(ev.WorkerBroke(worker.key, generation, "connection closed"))
+
+    def blip(self, worker: FakeWorker) -> None:
+        """A collective fails though everybody lives."""
+        if worker.phase in ("forming", "training"):
+            self._break(worker)
+
+    def _go(self, worker: FakeWorker, reason: str) -> None:
+        worker.alive = False
+        worker.line.append(ev.WorkerLeft(worker.key, worker.committed, reason))
+        worker.line.append(ev.WorkerExited(worker.key, 0, None, reason))
+
+    def _group_moves(self) -> list[Callable[[], None]]:
+        """What a whole generation can do together."""
+        moves: list[Callable[[], None]] = []
+        generations = {w.generation for w in self.live() if w.phase in ("forming", "training")}
+        for generation in sorted(generations):
+            peers = self._peers(generation)
+            if not all(
+                p.alive and p.generation == generation and p.phase in ("forming", "training")
+                for p in peers
+            ):
+                continue
+            moves += [lambda p=p: self._form(p) for p in peers if p.phase == "forming"]  # type: ignore[misc]
+            if all(p.phase == "training" for p in peers):
+                self._training_moves(self.plans[generation], peers, moves)
+        return moves
+
+    def _form(self, worker: FakeWorker) -> None:
+        worker.phase = "training"
+        restored = (self.checkpoint or (0, 0))[1] if self.plans[worker.generation].restore else 0
+        worker.committed = max([p.committed for p in self._peers(worker.generation)] + [restored])
+        worker.last_formed = worker.generation
+        worker.line.append(ev.WorkerFormed(worker.key, worker.generation, "hash", worker.committed))
+
+    def _training_moves(
+        self, plan: Plan, group: list[FakeWorker], moves: list[Callable[[], None]]
+    ) -> None:
+        generation = plan.generation
+        marked = all(p.formed_seen >= generation for p in group)
+        covered = not plan.commit_first or (
+            self.checkpoint is not None and self.checkpoint[0] >= self.job.restore_generation
+        )
+        newest = min(0 if p.plan is None else p.plan.generation for p in group)
+        if marked and (self.checkpoint or (0, 0))[0] < generation:
+            moves.append(lambda: self._save(group[0]))
+        if plan.hold:
+            if newest > generation:
+                moves.append(lambda: self._leave_generation(group))
+            elif any(p.stop for p in group):
+                moves.append(lambda: self._stop(group))
+        elif marked and covered:
+            moves.append(lambda: self._commit(group, newest))
+
+    def _save(self, worker: FakeWorker) -> None:
+        self.checkpoint = (worker.generation, worker.committed)
+        worker.line.append(ev.WorkerCheckpointed(worker.key, worker.generation, worker.committed))
+
+    def _commit(self, group: list[FakeWorker], newest: int) -> None:
+        for worker in group:
+            worker.committed += 1
+            worker.line.append(
+                ev.WorkerCommitted(worker.key, worker.generation, worker.committed, 0)
+            )
+        first = self.committed.setdefault(group[0].committed, group[0].generation)
+        assert first <= group[0].generation
+        if any(p.stop for p in group):
+            self._stop(group)
+        elif newest > group[0].generation:
+            self._leave_generation(group)
+
+    def _leave_generation(self, group: list[FakeWorker]) -> None:
+        for worker in group:
+            worker.phase = "idle"
+
+    def _stop(self, group: list[FakeWorker]) -> None:
+        for worker in group:
+            self._go(worker, "stopped")

@@ -1,0 +1,298 @@
+"""A worker without torch: speaks the control protocol, obeys plans at once, commits quickly.
+
+All fake workers of a run share one file with the newest committed iteration, in place of a process
+group: rank 0 of the newest plan moves it on, the others report what they read. State hashes are a
+function of the iteration. ``FAKE_WORKER`` holds JSON: ``pause_s`` (time of an iteration) and
+``faults``, a list of ``[action, slot, incarnation, iteration]`` with the actions ``die`` (SIGKILL in
+the middle of a rollout), ``raise`` (a program error), ``exit`` (code 3), ``hang`` (SIGSTOP) and
+``garbage`` (bytes that are no message).
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rallypoint.daemon.shared import messages, unixsocket
+from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.configload import config_hash, from_json
+from rallypoint.daemon.shared.plan import Plan, WorkerKey
+from rallypoint.daemon.shared.rundir import RunDir
+from rallypoint.daemon.shared.slotpage import PHASES, SlotPage
+
+
+class SharedNumber:
+    """A number in a file that all fake workers see."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> int | None:
+        try:
+            return int(self._path.read_text())
+        except FileNotFoundError:
+            return None
+
+    def write(self, value: int) -> None:
+        temporary = self._path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(str(value))
+        temporary.replace(self._path)
+
+
+class FakeWorker:
+    def __init__(self, rundir: RunDir, key: WorkerKey) -> None:
+        self.key = key
+        self.config: Config = from_json(rundir.config.read_bytes())
+        self.page = SlotPage(rundir.page(key.slot))
+        self.page.put(incarnation=key.incarnation)
+        self.options: dict[str, Any] = json.loads(os.environ.get("FAKE_WORKER", "{}"))
+        self.committed = SharedNumber(rundir.path / "fake-committed")
+        self.saved = SharedNumber(rundir.path / "fake-checkpoint")
+        self.reported = 0
+        self.collecting = 0
+        self.plan: Plan | None = None
+        self.formed = 0
+        self.marked = 0
+        self.may_train = False
+        self.stepped = False
+        self.ask = 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.reader = messages.FrameReader()
+        self.control = unixsocket.connect(rundir.control_socket, 10.0)
+
+    def run(self) -> None:
+        stat = Path("/proc/self/stat").read_text()
+        self.send(
+            messages.Hello(
+                key=self.key,
+                pid=os.getpid(),
+                start_ticks=int(stat.rpartition(")")[2].split()[19]),
+                versions={},
+                config_hash=config_hash(self.config),
+            )
+        )
+        self.fault("early", 0)
+        saved = self.saved.read()
+        self.send(
+            messages.Ready(
+                key=self.key,
+                host="127.0.0.1",
+                port=self.listener.getsockname()[1],
+                device="cpu",
+                capacity_envs=0,
+                last_formed=0,
+                checkpoint=None if saved is None else (1, saved),
+            )
+        )
+        pause_s = float(self.options.get("pause_s", 0.02))
+        while True:
+            readable, _, _ = select.select([self.control], [], [], pause_s)
+            if readable:
+                data = self.control.recv(65536)
+                if not data:
+                    sys.exit(72)  # no supervisor any more; no grace here
+                for body in self.reader.feed(data):
+                    self.take(messages.decode_from_supervisor(body))
+            elif self.may_train:
+                self.step()
+
+    def take(self, message: messages.SupervisorMessage) -> None:
+        match message:
+            case messages.Welcome(formed=formed, plan=plan):
+                self.marked = formed
+                if plan is not None:
+                    self.form(plan)
+            case messages.PlanPublished(plan=plan):
+                self.form(plan)
+            case messages.FormedMark(generation=generation):
+                self.marked = max(self.marked, generation)
+                self.begin()
+            case messages.CommitAnswer(allowed=allowed):
+                if not allowed:
+                    sys.exit(4)
+                self.checkpoint()
+                self.may_train = True
+            case messages.StopAfterIteration(reason=reason):
+                self.leave(reason)
+            case messages.Leave():
+                self.leave("drained")
+
+    def form(self, plan: Plan) -> None:
+        member = plan.find(self.key)
+        if self.plan is not None and plan.generation <= self.plan.generation:
+            return
+        self.plan, self.may_train, self.stepped = plan, False, False
+        if member is None:
+            return
+        if plan.restore and member.rank == 0:
+            self.committed.write(self.saved.read() or 0)
+        while self.committed.read() is None:
+            time.sleep(0.001)
+        iteration = self.committed.read() or 0
+        self.reported, self.formed = iteration, plan.generation
+        self.send(
+            messages.Formed(
+                key=self.key,
+                generation=plan.generation,
+                state_hash=state_hash(iteration),
+                source=plan.rank0.key,
+                iteration=iteration,
+                rolled_back=False,
+                seconds={"release": 0.0, "group": 0.001, "sync": 0.001, "envs": 0.0},
+                at_s=time.monotonic(),
+            )
+        )
+        self.begin()
+
+    def begin(self) -> None:
+        """The newest plan is marked formed: checkpoint first where asked, then train."""
+        plan = self.plan
+        if plan is None or self.formed != plan.generation or self.marked < plan.generation:
+            return
+        if plan.commit_first and plan.rank0.key == self.key:
+            self.ask += 1
+            self.send(
+                messages.AskCommit(
+                    key=self.key,
+                    ask=self.ask,
+                    generation=plan.generation,
+                    iteration=self.reported,
+                )
+            )
+        elif not plan.hold:
+            self.may_train = True
+
+    def step(self) -> None:
+        plan = self.plan
+        assert plan is not None
+        member = plan.find(self.key)
+        if member is None or plan.hold:
+            return
+        iteration = self.reported + 1
+        if self.collecting != iteration:
+            self.collecting = iteration
+            self.page.put(phase=PHASES.index("rollout"))
+            self.page.add("collected_env_steps", self.steps(len(member.blocks)))
+        self.fault("rollout", iteration)
+        if not self.stepped:
+            self.stepped = True
+            self.send(
+                messages.Stepped(key=self.key, generation=plan.generation, at_s=time.monotonic())
+            )
+        if member.rank == 0:
+            self.committed.write(iteration)
+        elif (self.committed.read() or 0) < iteration:
+            return
+        self.commit(plan, iteration)
+
+    def commit(self, plan: Plan, iteration: int) -> None:
+        self.reported = iteration
+        ranks = tuple(
+            messages.RankRecord(key=m.key, blocks=m.blocks, env_steps=self.steps(len(m.blocks)))
+            for m in plan.members
+        )
+        total = sum(rank.env_steps for rank in ranks)
+        self.send(
+            messages.Committed(
+                key=self.key,
+                generation=plan.generation,
+                iteration=iteration,
+                env_steps_total=iteration * total,
+                state_hash=state_hash(iteration),
+                ranks=ranks,
+                metrics={"episode_return_mean": float(iteration), "reward_mean": 0.5},
+                activity={"rollout": 0.01, "update": 0.005},
+            )
+        )
+        end = self.config.job.iterations
+        if end is not None and iteration >= end:
+            self.leave("finished")
+
+    def checkpoint(self) -> None:
+        plan = self.plan
+        assert plan is not None
+        self.saved.write(self.reported)
+        self.send(
+            messages.CheckpointDone(
+                key=self.key,
+                generation=plan.generation,
+                iteration=self.reported,
+                path=f"fake/{self.reported}",
+                stall_s=0.001,
+                persist_s=0.002,
+                size_bytes=100,
+            )
+        )
+
+    def leave(self, reason: str) -> None:
+        plan = self.plan
+        if reason in ("stopped", "finished") and plan is not None and plan.rank0.key == self.key:
+            self.checkpoint()
+        self.send(
+            messages.Leaving(
+                key=self.key,
+                generation=0 if plan is None else plan.generation,
+                iteration=self.reported,
+                reason=reason,
+            )
+        )
+        sys.exit(0)
+
+    def steps(self, blocks: int) -> int:
+        return blocks * self.config.env.block * self.config.ppo.rollout_steps
+
+    def fault(self, point: str, iteration: int) -> None:
+        me = [self.key.slot, self.key.incarnation, iteration]
+        for action, *where in self.options.get("faults", []):
+            if where != me or (point == "early") != (iteration == 0):
+                continue
+            match action:
+                case "die":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "hang":
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                case "exit":
+                    print("about to exit with code 3")
+                    sys.exit(3)
+                case "garbage":
+                    self.control.sendall(b"\xff" * 64)
+                case "raise":
+                    self.send(
+                        messages.Fault(
+                            key=self.key,
+                            generation=self.formed,
+                            iteration=iteration,
+                            fingerprint="builtins.ValueError at fake.py:1",
+                            traceback="Traceback: a fake error",
+                        )
+                    )
+                    sys.exit(70)
+
+    def send(self, message: messages.WorkerMessage) -> None:
+        self.control.sendall(messages.encode(message))
+
+
+def state_hash(iteration: int) -> str:
+    return hashlib.sha256(str(iteration).encode()).hexdigest()[:16]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dir", type=Path, required=True)
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--slot", type=int, required=True)
+    parser.add_argument("--incarnation", type=int, required=True)
+    options = parser.parse_args()
+    key = WorkerKey(options.node, options.slot, options.incarnation)
+    FakeWorker(RunDir(options.dir), key).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""The repository holds to its own rules: sizes, errors, docstrings, layout, links, options."""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import get_type_hints
+
+from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.failpoints import NAMES
+from tests.project import (
+    CODE_FOLDERS,
+    ROOT,
+    code_files,
+    project_files,
+    python_files,
+    report,
+    source,
+    tree,
+)
+
+FOLDERS = {*CODE_FOLDERS, "docs", "src", "systemd", "tests"}
+MODULE_LINES = 400
+FUNCTION_LINES = 60
+
+# Growth is a decision: a new option is added here, in its dataclass and in ARCHITECTURE.md.
+OPTIONS = {
+    "job": "name iterations env_steps seed min_workers max_workers",
+    "node": "name bind advertise interface workers stop_grace_s",
+    "membership": "backend detect_s join_debounce_s orphan_grace_s",
+    "env": "backend task budget num_envs block max_envs",
+    "ppo": "rollout_steps epochs mini_batches gamma lam clip learning_rate learning_rate_bounds"
+    " desired_kl max_grad_norm value_coef entropy_coef hidden init_std std_bounds"
+    " normalise_observations dtype",
+    "checkpoint": "url every_iterations every_s keep_last",
+    "metrics": "bind port",
+    "log": "level format worker_file_bytes",
+}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Definition = Function | ast.ClassDef
+
+
+# --- sizes and style ----------------------------------------------------------------------------
+
+
+def test_modules_are_small() -> None:
+    counts = {path: len(source(path).splitlines()) for path in python_files()}
+    report(
+        (f"{path}: {lines} lines" for path, lines in counts.items() if lines > MODULE_LINES),
+        f"split by responsibility, at most {MODULE_LINES} lines",
+    )
+
+
+def test_functions_are_small() -> None:
+    report(
+        (
+            f"{path}:{node.lineno} {node.name}: {node.end_lineno - node.lineno + 1} lines"
+            for path in python_files()
+            for node in ast.walk(tree(path))
+            if isinstance(node, Function)
+            and node.end_lineno is not None
+            and node.end_lineno - node.lineno >= FUNCTION_LINES
+        ),
+        f"at most {FUNCTION_LINES} lines",
+    )
+
+
+def _is_broad(kind: ast.expr | None) -> bool:
+    match kind:
+        case None | ast.Name(id="Exception" | "BaseException"):
+            return True
+        case ast.Tuple(elts=kinds):
+            return any(map(_is_broad, kinds))
+        case _:
+            return False
+
+
+def _comment(line: str) -> str:
+    """Words of the comment on a line, without directives to the linter."""
+    return re.sub(r"(noqa|type: ignore)\S*( [A-Z]+\d+)*", "", line.partition("#")[2]).strip()
+
+
+def test_a_broad_except_says_why() -> None:
+    def unexplained(path: Path) -> Iterator[str]:
+        lines = ["", *source(path).splitlines()]
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ExceptHandler) and _is_broad(node.type):
+                above = lines[node.lineno - 1]
+                if not _comment(lines[node.lineno]) and not (
+                    above.strip().startswith("#") and _comment(above)
+                ):
+                    yield f"{path}:{node.lineno} {lines[node.lineno].strip()}"
+
+    report(
+        (finding for path in python_files() for finding in unexplained(path)),
+        "catch what is meant, or say on the line why everything is",
+    )
+
+
+def public_definitions(
+    node: ast.Module | ast.ClassDef, prefix: str = ""
+) -> Iterator[tuple[str, Definition]]:
+    """Public classes, functions and methods, with their dotted names."""
+    for child in node.body:
+        if isinstance(child, Definition) and not child.name.startswith("_"):
+            yield prefix + child.name, child
+            if isinstance(child, ast.ClassDef):
+                yield from public_definitions(child, f"{prefix}{child.name}.")
+
+
+def test_public_things_have_docstrings() -> None:
+    """Two kinds of method need none: of one statement, or with a name that a Protocol documents."""
+    found = [(path, *item) for path in code_files() for item in public_definitions(tree(path))]
+    methods = [node for _, name, node in found if "." in name and isinstance(node, Function)]
+    documented = {method.name for method in methods if ast.get_docstring(method)}
+    exempt = {method for method in methods if len(method.body) == 1 or method.name in documented}
+    report(
+        (
+            f"{path}:{node.lineno} {name}"
+            for path, name, node in found
+            if not ast.get_docstring(node) and node not in exempt
+        ),
+        "say what it is for, with shapes, units and errors",
+    )
+    report(
+        (str(path) for path in code_files() if not ast.get_docstring(tree(path))),
+        "a module says what it owns",
+    )
+
+
+def test_imports_are_absolute() -> None:
+    report(
+        (
+            f"{path}:{node.lineno}"
+            for path in python_files()
+            for node in ast.walk(tree(path))
+            if isinstance(node, ast.ImportFrom) and node.level
+        ),
+        "import rallypoint.…: a relative import gives checkers a second copy of the module",
+    )
+
+
+def test_nothing_is_left_to_do() -> None:
+    marker = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX")) + r")\b")
+    report(
+        (
+            f"{path}:{number} {line.strip()}"
+            for path in python_files()
+            for number, line in enumerate(source(path).splitlines(), 1)
+            if marker.search(line)
+        ),
+        "do it now, or file it",
+    )
+
+
+# --- layout and text ----------------------------------------------------------------------------
+
+
+def test_layout() -> None:
+    found = {path.parts[0] for path in project_files() if len(path.parts) > 1}
+    report((name for name in found - FOLDERS if name[0] != "."), "the top-level folders are fixed")
+    for name in CODE_FOLDERS:
+        link = ROOT / "src/rallypoint" / name
+        assert link.is_symlink(), f"{link} is a copy: check out where links are supported"
+        assert link.readlink() == Path("../..", name)
+        assert (link / "__init__.py").is_file()
+    report(
+        (
+            str(path.parent)
+            for path in code_files()
+            if not (ROOT / path.parent / "__init__.py").is_file()
+        ),
+        "a folder of code has an __init__.py, else it is missing from the wheel",
+    )
+
+
+def test_test_files_have_unique_names() -> None:
+    names = [path.name for path in python_files() if path.name.startswith("test_")]
+    report(
+        (name for name in set(names) if names.count(name) > 1), "name the second after its topic"
+    )
+
+
+MACHINE = re.compile(
+    r"(?<![\w.}-])/(?:home|Users|root|work|workspace|farm|mnt|scratch)/\w"
+    r"|\b(?:pypi|npmjs|pythonhosted|crates|debian|pytorch)\.(?:org|com|io)\b"
+)
+
+
+def test_no_machine_paths_or_registry_hosts() -> None:
+    def findings(path: Path) -> Iterator[str]:
+        try:
+            text = source(path)
+        except UnicodeDecodeError:
+            return  # a picture
+        for number, line in enumerate(text.splitlines(), 1):
+            if MACHINE.search(line) or f"{ROOT}/" in line:
+                yield f"{path}:{number} {line.strip()[:100]}"
+
+    files = [path for path in project_files() if (ROOT / path).is_file()]
+    report(
+        (finding for path in files for finding in findings(path)),
+        "say it without the paths of one machine or the address of a package registry",
+    )
+
+
+def _anchors(path: Path) -> set[str]:
+    """Anchors that the headings of a Markdown file make."""
+    headings = re.findall(r"^#+ +(.+?) *$", _prose(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def _prose(path: Path) -> str:
+    """Markdown without its code blocks."""
+    return re.sub(r"^```.*?^```", "", source(path), flags=re.MULTILINE | re.DOTALL)
+
+
+def test_markdown_links_are_alive() -> None:
+    def dead(path: Path) -> Iterator[str]:
+        links = re.findall(r"\]\(<?([^)\s>]+)|^\[[^\]]+\]: +(\S+)", _prose(path), re.MULTILINE)
+        for link in (inline or reference for inline, reference in links):
+            if re.match(r"[a-z]+:", link):
+                continue
+            name, _, anchor = link.partition("#")
+            target = (ROOT / path.parent / name).resolve() if name else ROOT / path
+            if not target.exists() or not target.is_relative_to(ROOT):
+                yield f"{path}: {link}"
+            elif anchor and anchor not in _anchors(target.relative_to(ROOT)):
+                yield f"{path}: {link} (no such heading)"
+
+    pages = [path for path in project_files() if path.suffix == ".md"]
+    report((link for path in pages for link in dead(path)), "mend or remove the link")
+
+
+def test_commands_in_the_documents_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", source(Path("Makefile")), re.MULTILINE))
+    report(
+        (
+            f"{path}: make {target}"
+            for path in project_files()
+            if path.suffix == ".md"
+            for target in re.findall(r"(?:^|`)make ([a-z-]+)", source(path), re.MULTILINE)
+            if target not in targets
+        ),
+        "the Makefile has no such target",
+    )
+
+
+# --- configuration and failpoints ---------------------------------------------------------------
+
+
+def sections() -> dict[str, type]:
+    return get_type_hints(Config)
+
+
+def test_configuration_options_are_the_agreed_ones() -> None:
+    found = {name: [option.name for option in fields(kind)] for name, kind in sections().items()}
+    assert found == {name: options.split() for name, options in OPTIONS.items()}
+
+
+def test_every_configuration_option_is_documented() -> None:
+    def undocumented(section: ast.ClassDef) -> Iterator[str]:
+        for node, after in zip(section.body, [*section.body[1:], None], strict=True):
+            if isinstance(node, ast.AnnAssign) and not (
+                isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            ):
+                yield f"{section.name}.{ast.unparse(node.target)}"
+
+    module = tree(Path("daemon/shared/config.py"))
+    classes = [
+        node for node in module.body if isinstance(node, ast.ClassDef) and node.name != "Config"
+    ]
+    assert {node.name for node in classes} == {kind.__name__ for kind in sections().values()}
+    report((item for node in classes for item in undocumented(node)), "a string under the field")
+
+
+def failpoints_hit() -> set[str]:
+    """Names given, as literals, to ``hit``, or to ``find``, which asks whether one is armed."""
+    return {
+        argument.value
+        for path in code_files()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and re.search(r"\b_?(hit|find)$", ast.unparse(node.func))
+        for argument in node.args[:1]
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    }
+
+
+def test_failpoints_are_hit_and_listed() -> None:
+    report(set(NAMES) ^ failpoints_hit(), "NAMES and the calls of hit() and find() must agree")
+    listed = source(Path("ARCHITECTURE.md"))
+    report((name for name in NAMES if f"`{name}`" not in listed), "list it in ARCHITECTURE.md")

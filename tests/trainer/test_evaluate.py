@@ -1,0 +1,178 @@
+"""``rallypoint eval``: a checkpoint, seen from outside."""
+
+import argparse
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from rallypoint.checkpointing.errors import CheckpointError
+from rallypoint.checkpointing.manifest import CheckpointMeta
+from rallypoint.checkpointing.store import CheckpointStore, CommitVerdict
+from rallypoint.daemon.shared.config import Config
+from rallypoint.trainer.envs.embedded import Outcome
+from rallypoint.trainer.envs.factory import make_env
+from rallypoint.trainer.envs.pointmass import PointMass
+from rallypoint.trainer.errors import StateMismatch, TrainerError
+from rallypoint.trainer.evaluate import COMMAND, FIRST_ENV_ID, STEPS, evaluate
+from rallypoint.trainer.ppo import PpoLearner
+from tests.fakes.training import Worker, config, make_worker, train
+
+
+def save(directory: Path, worker: Worker, settings: Config, iteration: int = 1) -> Path:
+    """Commit the worker's state, as a run does; the checkpoint's directory."""
+    resolved = msgspec.to_builtins(settings)
+    meta = CheckpointMeta(
+        job="walk",
+        job_uid="uid",
+        iteration=iteration,
+        generation=1,
+        env_steps=1,
+        world_size=1,
+        budget="per_rank",
+        config_hash="0",
+        config={section: resolved[section] for section in ("job", "env", "ppo")},
+        versions={},
+    )
+    live = {name: tensor.detach() for name, tensor in worker.live().items()}
+    scopes = {name: worker.registry.scope_of(name).value for name in live}
+    # A run's other state is in its checkpoints too.
+    live["progress/iteration"] = torch.tensor(iteration)
+    scopes["progress/iteration"] = "replicated"
+    store = CheckpointStore(str(directory))
+    return Path(store.save(live, scopes, meta, may_commit=lambda: CommitVerdict(True)).path)
+
+
+def run(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    COMMAND.configure(parser)
+    return COMMAND.run(parser.parse_args(arguments))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_evaluated_from_its_files_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = config(task="cartpole", dtype="float32")
+    worker = train(settings, [(0,)], 2)[0]
+    path = save(tmp_path / "run" / "checkpoints", worker, settings)
+    expected = evaluate(worker.learner, make_env(settings, dtype=torch.float32), 16)
+    for where in (path, path.parent, path.parent.parent):
+        assert run(str(where), "--episodes", "16", "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found == msgspec.to_builtins(expected)
+    assert list(found) == [
+        "task",
+        "episodes",
+        "steps",
+        "return_mean",
+        "length_mean",
+        "velocity_error_m_s",
+        "never_fell",
+    ]
+    assert found["velocity_error_m_s"] is None
+    assert 0.0 <= found["never_fell"] <= 1.0
+
+
+def test_people_get_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = config(task="cartpole")
+    path = save(tmp_path, make_worker(settings, (0,)), settings)
+    assert run(str(path), "--episodes", "2") == 0
+    assert "cartpole: 2 episodes" in capsys.readouterr().out
+
+
+def test_a_damaged_newest_checkpoint_is_skipped_loudly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = config(task="cartpole")
+    worker = make_worker(settings, (0,))
+    save(tmp_path, worker, settings, iteration=1)
+    newest = save(tmp_path, worker, settings, iteration=2)
+    (newest / "state.safetensors").write_bytes(b"nothing")
+    assert run(str(tmp_path), "--episodes", "2", "--json") == 0
+    assert newest.name in capsys.readouterr().err
+
+
+def test_no_checkpoint_is_an_error_that_says_where(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no committed checkpoint"):
+        run(str(tmp_path), "--episodes", "2")
+
+
+def test_a_checkpoint_of_other_nets_does_not_fit(tmp_path: Path) -> None:
+    worker = make_worker(config(task="cartpole"), (0,))
+    path = save(tmp_path, worker, config(task="cartpole", hidden=(16,)))
+    with pytest.raises(StateMismatch, match="model/actor"):
+        run(str(path), "--episodes", "2")
+
+
+def test_a_configuration_of_another_version_is_refused(tmp_path: Path) -> None:
+    worker = make_worker(config(task="cartpole"), (0,))
+    path = save(tmp_path, worker, config(task="cartpole", dtype="bfloat"))  # type: ignore[arg-type]
+    with pytest.raises(TrainerError, match="does not fit this version"):
+        run(str(path), "--episodes", "2")
+
+
+@pytest.mark.parametrize("episodes", ["0", "-3", "many"])
+def test_episodes_must_be_a_positive_number(episodes: str) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        run("somewhere", "--episodes", episodes)
+    assert exit_.value.code == 2
+
+
+class Walk(PointMass):
+    """Pretends to walk: a reward of 1, an error of 1 m/s before step 100 and 0.25 m/s after, 9 m/s in
+    envs that fell; the env with the first id falls at step 5, the next at step 200."""
+
+    falls_at = (5, 200)
+
+    def __init__(self) -> None:
+        super().__init__(seed=1, dtype=torch.float64)
+        self.t = 0
+
+    def _advance(self, actions: NDArray[np.float64]) -> Outcome:
+        self.t += 1
+        count = len(self.env_ids)
+        falls = np.zeros(count, dtype=bool)
+        error = np.full(count, 1.0 if self.t <= 100 else 0.25)
+        for env, at in enumerate(self.falls_at[:count]):
+            falls[env] = self.t == at
+            error[env] = 9.0 if self.t > at else error[env]
+        return Outcome(np.ones(count), falls, {"velocity_error_m_s": error})
+
+
+def walked(env: PointMass, episodes: int) -> dict[str, object]:
+    learner = PpoLearner(config(), env.spec, torch.device("cpu"))
+    result: dict[str, object] = msgspec.to_builtins(evaluate(learner, env, episodes))
+    return result
+
+
+@pytest.mark.slow
+def test_figures_are_over_live_env_steps() -> None:
+    env = Walk()
+    assert walked(env, 4) == {
+        "task": "pointmass",
+        "episodes": 4,
+        "steps": 5 + 200 + 2 * STEPS,
+        "return_mean": (5 + 200 + 2 * STEPS) / 4,
+        "length_mean": (5 + 200 + 2 * STEPS) / 4,
+        "velocity_error_m_s": 0.25,
+        "never_fell": 0.5,
+    }
+    # Envs that training never uses, and time limits that reset without ending an episode.
+    assert env.env_ids.tolist() == list(range(FIRST_ENV_ID, FIRST_ENV_ID + 4))
+    assert env.spec.max_episode_steps < STEPS
+
+
+def test_it_ends_when_nobody_stands() -> None:
+    env = Walk()
+    result = walked(env, 2)
+    assert env.t == 200
+    assert (result["never_fell"], result["steps"]) == (0.0, 205)
+
+
+def test_nobody_lives_long_enough_for_a_velocity_error() -> None:
+    assert walked(Walk(), 1)["velocity_error_m_s"] is None

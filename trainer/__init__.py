@@ -1,0 +1,1 @@
+"""The worker: elastic session, PPO, statistics, networks, envs."""

@@ -1,0 +1,182 @@
+"""The worker's checkpoints: when to commit, the question to the supervisor, and restoring."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from rallypoint import __version__
+from rallypoint.checkpointing.manifest import CheckpointMeta
+from rallypoint.checkpointing.store import CheckpointStore, CommitVerdict
+from rallypoint.checkpointing.writer import CheckpointWriter, SaveDone, SaveFailed
+from rallypoint.daemon.shared import messages
+from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.configload import config_hash
+from rallypoint.daemon.shared.failpoints import Failpoints
+from rallypoint.trainer.elastic.session import ElasticSession
+from rallypoint.trainer.errors import StateMismatch, TrainerError
+from rallypoint.trainer.rollout import Rollout
+
+
+class CheckpointKeeper:
+    """Commits checkpoints of the session's committed state, from whichever rank is 0."""
+
+    def __init__(
+        self,
+        config: Config,
+        url: str,
+        session: ElasticSession[Rollout],
+        failpoints: Failpoints,
+        answer_s: float,
+    ) -> None:
+        self._config = config
+        self._session = session
+        self._answer_s = answer_s
+        self._store = CheckpointStore(url)
+        self._last_s = time.monotonic()
+        self._last_iteration = -1
+        self._writer = CheckpointWriter(
+            self._store,
+            may_commit=self._may_commit,
+            on_done=self._on_done,
+            on_failed=self._on_failed,
+            keep_last=config.checkpoint.keep_last,
+            hit=lambda name: failpoints.hit(
+                name, rank=session.rank, iteration=session.state.committed
+            ),
+        )
+        session.load_checkpoint = self._restore
+
+    def newest_verified(self) -> tuple[int, int] | None:
+        """(generation, iteration) of the newest checkpoint that verifies."""
+        loaded, _ = self._store.restore_newest()
+        return None if loaded is None else loaded.info.order
+
+    def maybe_submit(self, metrics: Mapping[str, float]) -> None:
+        """After a commit: hand the snapshot to the writer if one of the periods is over."""
+        section, iteration = self._config.checkpoint, self._session.state.committed
+        every_s = section.every_s
+        due = iteration % section.every_iterations == 0 or (
+            every_s is not None and time.monotonic() - self._last_s >= every_s
+        )
+        if due:
+            self._last_s = time.monotonic()
+            self._last_iteration = iteration
+            self._writer.submit(*self._snapshot(metrics))
+
+    def save_now(self) -> bool:
+        """Commit the committed state under the present generation, and wait for it. False when that
+        failed (the supervisor has been told why)."""
+        tensors, scopes, meta = self._snapshot({})
+        self._last_iteration = meta.iteration
+        result = self._writer.save_now(
+            tensors, scopes, meta, timeout_s=self._config.node.stop_grace_s
+        )
+        return isinstance(result, SaveDone)
+
+    def save_once(self) -> None:
+        """`save_now`, unless this iteration was handed over before; then only wait for the writer."""
+        if self._last_iteration != self._session.state.committed:
+            self.save_now()
+        self._writer.flush(self._config.node.stop_grace_s)
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _snapshot(
+        self, metrics: Mapping[str, float]
+    ) -> tuple[dict[str, torch.Tensor], dict[str, str], CheckpointMeta]:
+        session, registry = self._session, self._session.state.registry
+        tensors = session.state.snapshot.tensors()
+        scopes = {name: registry.scope_of(name).value for name in tensors}
+        sections: dict[str, Any] = msgspec.to_builtins(self._config)
+        meta = CheckpointMeta(
+            job=self._config.job.name,
+            job_uid=session.link.orders.job_uid,
+            iteration=session.state.committed,
+            generation=session.generation,
+            env_steps=int(tensors["counters/env_steps"]),
+            world_size=session.world_size,
+            budget=self._config.env.budget,
+            config_hash=config_hash(self._config),
+            config={name: sections[name] for name in ("job", "env", "ppo")},
+            versions={"rallypoint": __version__, "torch": str(torch.__version__)},
+            metrics=dict(metrics),
+        )
+        return tensors, scopes, meta
+
+    def _may_commit(self, generation: int, iteration: int) -> CommitVerdict:
+        answer = self._session.link.ask_commit(
+            lambda number: messages.AskCommit(
+                key=self._session.key, ask=number, generation=generation, iteration=iteration
+            ),
+            self._answer_s,
+        )
+        if answer is None:
+            return CommitVerdict(False, f"the supervisor did not answer within {self._answer_s} s")
+        return CommitVerdict(answer.allowed, answer.reason)
+
+    def _on_done(self, done: SaveDone) -> None:
+        info = done.info
+        self._session.checkpoint = info.order
+        self._session.link.send(
+            messages.CheckpointDone(
+                key=self._session.key,
+                generation=info.generation,
+                iteration=info.iteration,
+                path=info.path,
+                stall_s=done.stall_s,
+                persist_s=done.persist_s,
+                size_bytes=info.size_bytes,
+            )
+        )
+
+    def _on_failed(self, failed: SaveFailed) -> None:
+        self._session.link.send(
+            messages.CheckpointFailed(
+                key=self._session.key,
+                generation=failed.generation,
+                iteration=failed.iteration,
+                error=str(failed.error),
+            )
+        )
+
+    def _restore(self, wanted: tuple[int, int]) -> None:
+        """Load the newest checkpoint that verifies into live state.
+
+        Raises `TrainerError` when there is none, `StateMismatch` with the differing names when it
+        belongs to other networks.
+        """
+        loaded, skipped = self._store.restore_newest()
+        if loaded is None:
+            raise TrainerError(
+                f"checkpoint {wanted} at {self._store.url} was readable when this worker became ready, "
+                f"and is not any more: {'; '.join(skipped) or 'nothing is there'}"
+            )
+        live = self._session.state.registry.shared()
+        differing = sorted(
+            name
+            for name in live.keys() | loaded.tensors.keys()
+            if name not in live
+            or name not in loaded.tensors
+            or live[name].shape != loaded.tensors[name].shape
+            or live[name].dtype != loaded.tensors[name].dtype
+        )
+        if differing:
+            raise StateMismatch(
+                f"{loaded.info.path} does not fit this configuration: {', '.join(differing[:8])} differ"
+            )
+        with torch.no_grad():
+            for name, tensor in live.items():
+                tensor.copy_(loaded.tensors[name])
+        self._session.link.send(
+            messages.Restored(
+                key=self._session.key,
+                generation=loaded.info.generation,
+                iteration=loaded.info.iteration,
+                path=loaded.info.path,
+                skipped=skipped,
+            )
+        )

@@ -1,0 +1,1 @@
+"""The elastic session: process group rebuilds, state sync, commit protocol."""

@@ -1,0 +1,158 @@
+"""The elastic session: iterations that commit, in whatever generation this worker is.
+
+The training loop asks for a formed generation (`enter`), collects, updates, and ends the iteration
+with `finish_iteration`. Whenever a collective cannot end it gets `GroupBroken`, says so (`broken`) and
+enters again: the session rolls back, applies what is held, or takes the source's state, as the
+members of the new generation decide.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rallypoint.daemon.shared import messages
+from rallypoint.trainer.elastic.generations import Generations, R
+from rallypoint.trainer.elastic.packet import (
+    Packet,
+    build_record,
+    check_same_iteration,
+    pack,
+    plan_blocks,
+    unpack,
+)
+from rallypoint.trainer.elastic.state import CommitRecord
+from rallypoint.trainer.errors import GroupBroken, StateMismatch
+
+
+class ElasticSession(Generations[R]):
+    """One per worker; also the collectives that the algorithm sees."""
+
+    # --- one iteration ------------------------------------------------------------------------------
+
+    def blocks(self) -> tuple[int, ...]:
+        """Env blocks that this rank collects for the iteration in progress."""
+        formation = self._require_formation()
+        if self._first_iteration:
+            return formation.contributions[formation.rank]
+        return formation.plan.members[formation.rank].blocks
+
+    def on_env_step(self, env_steps: int, *, halfway: bool) -> None:
+        """Called after each env step of a rollout. Raises `RolloutDropped`, `Left`."""
+        self._page.add("collected_env_steps", env_steps)
+        if halfway:
+            self.hit("rollout")
+        self.poll()
+        self.hand.stepped(env_steps)
+        if self.link.orphaned:
+            self.check_orders()
+
+    def on_optimiser_step(self) -> None:
+        """Called after each optimiser step; the first one of a generation ends its recovery."""
+        self._page.add("optimiser_steps", 1)
+        if not self._stepped:
+            self._stepped = True
+            self.link.send(
+                messages.Stepped(
+                    key=self.key,
+                    generation=self._require_formation().plan.generation,
+                    at_s=time.monotonic(),
+                )
+            )
+
+    def finish_iteration(
+        self,
+        body: Tensor,
+        merge: Callable[[Sequence[Tensor]], dict[str, float]],
+        *,
+        env_steps: int,
+        finite: bool,
+    ) -> CommitRecord:
+        """The last collective, the barrier, the commit. Raises `GroupBroken` or `StateMismatch`, then
+        nothing is committed here (but `broken` and `enter` may yet commit it)."""
+        formation = self._require_formation()
+        if self._first_iteration:
+            self.hit("formed_before_mark")
+            self.await_formed_mark()
+            self.hit("formed_after_mark")
+        orders = self.link.orders
+        packet = Packet(
+            generation=formation.plan.generation,
+            iteration=self.state.committed + 1,
+            newest_plan=self.newest_generation(),
+            stop=orders.stop_reason is not None,
+            finite=finite,
+            state_hash=self.state.live_hash(),
+            env_steps=env_steps,
+        )
+        self.set_phase("last_collective")
+        self.hit("last_collective")
+        rows = self.all_gather("last", pack(packet, body))
+        packets, bodies = unpack(rows)
+        check_same_iteration(packets)
+        hashes = [p.state_hash for p in packets]
+        if len(set(hashes)) > 1:
+            self.report_mismatch(formation.plan, hashes, minority=False)
+            raise StateMismatch(f"iteration {packet.iteration}: state hashes differ between ranks")
+        plan = formation.plan
+        used = formation.contributions if self._first_iteration else plan_blocks(plan)
+        record = build_record(plan, packets, used, int(self.state.env_steps), merge(bodies))
+        self.state.prepare(record)
+        self.hit("prepared")
+        self.set_phase("barrier")
+        self.all_reduce_sum("barrier", torch.ones((), dtype=torch.int64))
+        self.hit("committed")
+        self.set_phase("commit")
+        self._commit("barrier", self.ledger.take())
+        if record.newest_plan > formation.plan.generation:
+            self.hit("leave_generation")
+            self._formation = None
+        return record
+
+    def await_formed_mark(self) -> None:
+        """Wait until ``job.formed`` is exactly the present generation: before that no iteration of it
+        ends and no checkpoint of it commits. Raises `GroupBroken` when it is superseded instead."""
+        generation = self._require_formation().plan.generation
+        if self.link.orders.formed == generation:
+            return
+        self.set_phase("wait_formed")
+        orders = self.link.orders
+        self._wait(
+            lambda: (
+                orders.formed >= generation
+                or (
+                    orders.plan is not None
+                    and orders.plan.generation > generation
+                    and orders.plan.kind == "forced"
+                )
+            )
+        )
+        if orders.formed != generation:
+            raise GroupBroken(f"generation {generation} is superseded before it was marked formed")
+
+    # --- collectives, as the algorithm sees them -------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _inside(self, name: str) -> Iterator[None]:
+        self._page.add("collective", 1)
+        self._page.put(inside=1)
+        try:
+            with self.group.guard(name):
+                yield
+        finally:
+            self._page.put(inside=0)
+
+    def all_gather(self, name: str, value: Tensor) -> list[Tensor]:
+        with self._inside(name):
+            return self.group.all_gather(value)
+
+    def all_reduce_sum(self, name: str, value: Tensor) -> Tensor:
+        with self._inside(name):
+            return self.group.all_reduce_sum(value)
+
+    def replicated(self, module: nn.Module) -> nn.Module:
+        self.set_phase("wrap")
+        with self.group.guard("wrap"):
+            return self.group.wrap(module)

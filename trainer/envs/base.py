@@ -1,0 +1,93 @@
+"""The env Protocol: what every simulator backend gives the trainer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend can do when env counts change."""
+
+    resize: Literal["exact", "rebuild", "restart"]
+    """exact: rows that stay go on untouched; rebuild: the simulator is made anew in this process;
+    restart: only a new process can hold another count."""
+    carry_state: bool
+    """Env rows can be read out and put into another process."""
+    final_obs: bool
+    """`StepResult.final_obs` holds the true last observation of ended episodes."""
+    deterministic_split: bool
+    """With given actions, any split of the same env ids gives bit-identical results."""
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What is fixed about a task."""
+
+    task: str
+    obs_dims: Mapping[str, int]
+    """Observation groups: ``actor`` always, ``critic`` where it sees more than the actor."""
+    action_dim: int
+    max_episode_steps: int
+    step_dt_s: float
+    capabilities: Capabilities
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One step of N envs, in the order of `VecEnv.env_ids`. Tensors are fresh: never reused later."""
+
+    obs: dict[str, Tensor]
+    """Observation groups, ``[N, D]``; already of the next episode where one ended."""
+    reward: Tensor
+    """``[N]``."""
+    terminated: Tensor
+    """``[N]`` bool: the episode ended by the task's own rule."""
+    truncated: Tensor
+    """``[N]`` bool: it ended by the time limit. Termination wins where both hold."""
+    figures: dict[str, Tensor] = field(default_factory=dict)
+    """Per-env figures of this step, ``[N]`` float64 (``velocity_error_m_s`` and the like); the same
+    names on every step."""
+    final_obs: dict[str, Tensor] | None = None
+
+
+class VecEnv(Protocol):
+    """N envs with global ids. Every random draw is keyed by (seed, purpose, global env id, iteration,
+    step in rollout), so that results do not depend on how ids are spread over processes."""
+
+    @property
+    def spec(self) -> EnvSpec: ...
+
+    @property
+    def env_ids(self) -> NDArray[np.int64]:
+        """Global ids of the rows, ascending, ``[N]``."""
+        ...
+
+    def assign(self, env_ids: NDArray[np.int64], *, iteration: int) -> None:
+        """Own exactly these envs from now on. Rows that stay go on untouched (``exact``); new ones
+        start an episode, at a random phase, drawn for this iteration. No ids at all is allowed."""
+        ...
+
+    def begin_rollout(self, iteration: int) -> dict[str, Tensor]:
+        """Key the draws that follow by this iteration, step 0; the present observations."""
+        ...
+
+    def step(self, actions: Tensor) -> StepResult:
+        """One control step with actions ``[N, A]``; the step in the rollout advances by one."""
+        ...
+
+    def rows(self) -> dict[str, NDArray[np.float64]]:
+        """All per-env state, ``[N, ...]`` each, in the order of `env_ids`."""
+        ...
+
+    def load_rows(
+        self, env_ids: NDArray[np.int64], rows: Mapping[str, NDArray[np.float64]]
+    ) -> None:
+        """Put rows that `rows` gave into these envs, which must be owned."""
+        ...
+
+    def close(self) -> None: ...

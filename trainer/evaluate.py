@@ -1,0 +1,161 @@
+"""``rallypoint eval CHECKPOINT --episodes N [--json]``: the mean policy on envs it never trained on."""
+
+import argparse
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+import torch
+
+from rallypoint.checkpointing.restore import LoadedCheckpoint, load_checkpoint
+from rallypoint.daemon.shared.command import Command
+from rallypoint.daemon.shared.config import Config
+from rallypoint.trainer.elastic.registry import PackedState, StateRegistry
+from rallypoint.trainer.envs.base import EnvSpec, VecEnv
+from rallypoint.trainer.envs.factory import make_env
+from rallypoint.trainer.errors import TrainerError
+from rallypoint.trainer.ppo import DTYPES, PpoLearner
+
+FIRST_ENV_ID: Final = 2**31
+"""Training uses smaller ids: these envs are unseen."""
+ITERATION: Final = 0
+"""Key of the random draws; training counts from 1."""
+STEPS: Final = 1000
+"""Env steps of every env."""
+SETTLE_STEPS: Final = 100
+"""Steps before the velocity error counts: time to get going from rest."""
+_VELOCITY_ERROR: Final = "velocity_error_m_s"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result, with the field names of ``--json``."""
+
+    task: str
+    episodes: int
+    """Envs, one episode each: it ends when the task terminates it, or after `STEPS` steps. A time
+    limit inside of that resets the env, but does not end the episode."""
+    steps: int
+    """Env steps of all episodes."""
+    return_mean: float
+    """Mean over episodes of the sum of rewards."""
+    length_mean: float
+    """Mean length in steps."""
+    velocity_error_m_s: float | None
+    """Mean over env steps of live episodes from step `SETTLE_STEPS` on. None: the task has no such
+    figure, or no episode lived that long."""
+    never_fell: float
+    """Fraction of episodes that were not terminated."""
+
+
+@torch.no_grad()
+def evaluate(learner: PpoLearner, env: VecEnv, episodes: int, *, steps: int = STEPS) -> Evaluation:
+    """Run the mean policy in ``episodes`` envs with ids that training never uses."""
+    env.assign(np.arange(FIRST_ENV_ID, FIRST_ENV_ID + episodes), iteration=ITERATION)
+    live = torch.ones(episodes, dtype=torch.bool)
+    returns = torch.zeros(episodes, dtype=torch.float64)
+    lengths = torch.zeros(episodes, dtype=torch.int64)
+    error_sum, error_count = 0.0, 0
+    obs = env.begin_rollout(ITERATION)
+    for t in range(steps):
+        result = env.step(learner.mean_action(obs))
+        obs = result.obs
+        returns[live] += result.reward.to(torch.float64)[live]
+        lengths += live
+        if t >= SETTLE_STEPS and _VELOCITY_ERROR in result.figures:
+            error_sum += result.figures[_VELOCITY_ERROR][live].sum().item()
+            error_count += int(live.sum())
+        live &= ~result.terminated
+        if not live.any():
+            break
+    return Evaluation(
+        task=env.spec.task,
+        episodes=episodes,
+        steps=int(lengths.sum()),
+        return_mean=returns.mean().item(),
+        length_mean=lengths.to(torch.float64).mean().item(),
+        velocity_error_m_s=error_sum / error_count if error_count else None,
+        never_fell=live.to(torch.float64).mean().item(),
+    )
+
+
+def configuration(loaded: LoadedCheckpoint) -> Config:
+    """The job's sections that the checkpoint holds, defaults elsewhere. Raises `TrainerError` when
+    this version cannot read them."""
+    try:
+        return msgspec.convert(loaded.manifest.config, Config)
+    except msgspec.ValidationError as error:
+        raise TrainerError(
+            f"{loaded.info.path}: its configuration does not fit this version of rallypoint: {error}"
+        ) from error
+
+
+def restore_learner(loaded: LoadedCheckpoint, config: Config, spec: EnvSpec) -> PpoLearner:
+    """A learner with the state of a checkpoint. Raises `StateMismatch` when it does not fit."""
+    learner = PpoLearner(config, spec, torch.device("cpu"))
+    registry = StateRegistry()
+    learner.register(registry)
+    live = registry.shared()
+    packed = PackedState(live)
+    packed.fill_from({name: t for name, t in loaded.tensors.items() if name in live})
+    packed.load_into(live)
+    return learner
+
+
+@dataclass(frozen=True)
+class EvalCommand:
+    """Evaluate a checkpoint; no supervisor is needed."""
+
+    help: str = "run the mean policy of a checkpoint on unseen envs"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments."""
+        parser.add_argument(
+            "checkpoint",
+            metavar="CHECKPOINT",
+            help="a checkpoint's directory, a directory of checkpoints, or a run's directory "
+            "(the newest that verifies)",
+        )
+        parser.add_argument(
+            "--episodes", type=_positive, default=256, metavar="N", help="envs (default: 256)"
+        )
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Evaluate and print; 0."""
+        loaded = load_checkpoint(args.checkpoint)
+        for skipped in loaded.skipped:
+            print(f"skipped a newer checkpoint: {skipped}", file=sys.stderr)
+        config = configuration(loaded)
+        env = make_env(config, dtype=DTYPES[config.ppo.dtype])
+        try:
+            result = evaluate(restore_learner(loaded, config, env.spec), env, args.episodes)
+        finally:
+            env.close()
+        print(msgspec.json.encode(result).decode() if args.json else _text(loaded, result))
+        return 0
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} must be at least 1")
+    return value
+
+
+def _text(loaded: LoadedCheckpoint, result: Evaluation) -> str:
+    error = result.velocity_error_m_s
+    lines = [
+        f"{loaded.info.path} (iteration {loaded.info.iteration})",
+        f"{result.task}: {result.episodes} episodes, {result.steps} env steps",
+        f"return          {result.return_mean:.3f}",
+        f"length          {result.length_mean:.1f} steps",
+        f"velocity error  {'-' if error is None else f'{error:.3f} m/s'}",
+        f"never fell      {100 * result.never_fell:.1f} %",
+    ]
+    return "\n".join(lines)
+
+
+COMMAND: Command = EvalCommand()

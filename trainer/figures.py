@@ -1,0 +1,113 @@
+"""The learner's record in the last collective of an iteration, and the figures made from all of them.
+
+A record is one float64 vector of fixed layout: the moments of each normalised observation group, then
+a sum and a weight per figure. Every figure is a global sum over a global weight, so that an empty rank
+changes nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rallypoint.trainer.rollout import Rollout
+from rallypoint.trainer.statistics import Moments
+
+SAMPLE_FIGURES = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction")
+"""Means over the samples of all mini-batches whose step was taken."""
+_NAMES = (
+    "reward_mean",
+    "episode_return_mean",
+    "episode_length_mean",
+    *SAMPLE_FIGURES,
+    "gradient_norm",
+    "skipped_steps",
+)
+
+
+@dataclass
+class Measured:
+    """What an update measured on this rank."""
+
+    sample_sums: Tensor = field(
+        default_factory=lambda: torch.zeros(len(SAMPLE_FIGURES), dtype=torch.float64)
+    )
+    """Sums over this rank's samples, in the order of `SAMPLE_FIGURES`."""
+    samples: int = 0
+    """Samples in them."""
+    gradient_norm_sum: float = 0.0
+    """Sum over optimiser steps of the norm of the global gradient before clipping."""
+    steps: int = 0
+    """Optimiser steps taken."""
+    skipped_steps: int = 0
+    """Mini-batches without a step because something was not finite on some rank."""
+
+    def add(self, sample_sums: Tensor, samples: int, gradient_norm: float) -> None:
+        """A mini-batch whose step was taken."""
+        self.sample_sums = self.sample_sums + sample_sums.cpu()
+        self.samples += samples
+        self.gradient_norm_sum += gradient_norm
+        self.steps += 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things are in a record; the same on every rank."""
+
+    obs_dims: Mapping[str, int]
+    """Normalised observation groups."""
+    env_figures: Sequence[str]
+    """Figures of the env, sorted."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All figures, in the order of the record."""
+        return (*_NAMES, *(f"figure/{name}" for name in self.env_figures))
+
+
+def pack(layout: Layout, rollout: Rollout, measured: Measured) -> Tensor:
+    """This rank's record, float64 ``[R]``."""
+    moments = [rollout.obs_moments[g].to_vector() for g in sorted(layout.obs_dims)]
+    pairs = [*_pairs(rollout, measured)]
+    pairs += [(rollout.figures[name], rollout.env_steps) for name in layout.env_figures]
+    figures = torch.tensor(pairs, dtype=torch.float64, device=rollout.rewards.device)
+    return torch.cat([*moments, figures.flatten()])
+
+
+def unpack(
+    layout: Layout, records: Sequence[Tensor]
+) -> tuple[dict[str, Moments], dict[str, float]]:
+    """Moments per observation group and the global figures, merged in rank order. A figure that has
+    no weight anywhere (no episode ended) is left out."""
+    deltas: dict[str, Moments] = {}
+    offset = 0
+    for group in sorted(layout.obs_dims):
+        end = offset + 1 + 2 * layout.obs_dims[group]
+        delta = Moments.from_vector(records[0][offset:end])
+        for record in records[1:]:
+            delta = delta.merge(Moments.from_vector(record[offset:end]))
+        deltas[group] = delta
+        offset = end
+    total = records[0][offset:]
+    for record in records[1:]:
+        total = total + record[offset:]
+    pairs = total.view(-1, 2).tolist()
+    return deltas, {
+        name: value / weight
+        for name, (value, weight) in zip(layout.names, pairs, strict=True)
+        if weight
+    }
+
+
+def _pairs(rollout: Rollout, measured: Measured) -> list[tuple[float, float]]:
+    """(sum, weight) of each figure, in the order of ``_NAMES``."""
+    episodes = len(rollout.episode_returns)
+    return [
+        (rollout.rewards.sum(dtype=torch.float64).item(), rollout.env_steps),
+        (rollout.episode_returns.sum().item(), episodes),
+        (rollout.episode_lengths.sum().item(), episodes),
+        *((value, measured.samples) for value in measured.sample_sums.tolist()),
+        (measured.gradient_norm_sum, measured.steps),
+        (measured.skipped_steps, 1),
+    ]

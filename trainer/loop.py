@@ -1,0 +1,164 @@
+"""The training loop of a worker: iterations in whatever generation it is, until it leaves."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from rallypoint.daemon.shared.config import Config
+from rallypoint.trainer.checkpoints import CheckpointKeeper
+from rallypoint.trainer.elastic.forming import Formation
+from rallypoint.trainer.elastic.session import ElasticSession
+from rallypoint.trainer.elastic.state import CommitRecord
+from rallypoint.trainer.envs.base import VecEnv
+from rallypoint.trainer.errors import GroupBroken, Left, RolloutDropped, StateMismatch
+from rallypoint.trainer.ppo import PpoLearner
+from rallypoint.trainer.rollout import Rollout
+
+
+class TrainingLoop:
+    """Collect, update, commit; again after every change of membership."""
+
+    def __init__(
+        self,
+        config: Config,
+        session: ElasticSession[Rollout],
+        learner: PpoLearner,
+        env: VecEnv,
+        checkpoints: CheckpointKeeper,
+    ) -> None:
+        self._config = config
+        self._session = session
+        self._learner = learner
+        self._env = env
+        self._checkpoints = checkpoints
+        self._module: nn.Module = learner.module
+        self._wrapped = 0  # generation that the module is wrapped for
+        self._opened = 0  # generation whose entry duties are done
+
+    def run(self) -> None:
+        """Train until this worker leaves; always ends with `Left` or an error of the program."""
+        while True:
+            formation = self._session.enter()
+            try:
+                self._step(formation)
+            except (GroupBroken, StateMismatch) as error:
+                self._module = self._learner.module  # let go of the broken group
+                self._session.broken(error)
+
+    def _step(self, formation: Formation) -> None:
+        """One thing at a time: entry duties, the end of the job, a hold, a rollout, or an update."""
+        session = self._session
+        if self._opened != formation.plan.generation:
+            self._open(formation)
+        if session.stop_agreed or self._reached_end():
+            self._conclude()
+        if formation.plan.hold:
+            self._hold(formation)
+        elif session.hand.rollout is None:
+            self._collect()
+        else:
+            self._iterate(formation, session.hand.rollout)
+
+    def _open(self, formation: Formation) -> None:
+        """Before the first iteration of a generation: a restoring one commits under its number."""
+        plan = formation.plan
+        self._module = self._learner.module
+        if plan.commit_first and formation.rank == 0:
+            self._session.await_formed_mark()
+            self._session.hit("first_commit")
+            self._session.ledger.switch("checkpoint")
+            self._session.set_phase("checkpoint")
+            if not self._checkpoints.save_now():
+                raise GroupBroken(
+                    f"generation {plan.generation} could not commit the state it restored; "
+                    "nothing is trained before it has"
+                )
+        self._opened = plan.generation
+
+    def _reached_end(self) -> bool:
+        job, state = self._config.job, self._session.state
+        return (job.iterations is not None and state.committed >= job.iterations) or (
+            job.env_steps is not None and int(state.env_steps) >= job.env_steps
+        )
+
+    def _conclude(self) -> None:
+        """The last thing all members do together: rank 0 commits a checkpoint, then all leave."""
+        session = self._session
+        session.ledger.switch("drain")
+        session.set_phase("leaving")
+        session.await_formed_mark()
+        if session.rank == 0:
+            self._checkpoints.save_once()
+        session.all_reduce_sum("conclude", torch.ones((), dtype=torch.int64))
+        raise Left("finished" if self._reached_end() else "stopped")
+
+    def _hold(self, formation: Formation) -> None:
+        if formation.rank == 0:
+            self._session.await_formed_mark()
+            self._checkpoints.save_once()
+        self._session.hold()
+
+    def _collect(self) -> None:
+        """The rollout of the next iteration, with the env blocks that are ours now."""
+        session, iteration = self._session, self._session.state.committed + 1
+        self._assign(session.blocks(), iteration)
+        session.ledger.switch("rollout")
+        session.set_phase("rollout")
+        session.hand.begin(session.blocks())
+        envs, half = len(self._env.env_ids), self._config.ppo.rollout_steps // 2
+        try:
+            rollout = self._learner.collect(
+                self._env,
+                iteration,
+                on_step=lambda t: session.on_env_step(envs, halfway=t == half),
+            )
+            session.hand.complete(rollout)
+        except RolloutDropped:
+            session.hand.abandon()
+
+    def _assign(self, blocks: tuple[int, ...], iteration: int) -> None:
+        size = self._config.env.block
+        ids = np.concatenate(
+            [np.arange(b * size, (b + 1) * size, dtype=np.int64) for b in blocks]
+            or [np.zeros(0, dtype=np.int64)]
+        )
+        if not np.array_equal(ids, self._env.env_ids):
+            self._session.ledger.switch("recovery")
+            self._session.set_phase("envs")
+            self._env.assign(ids, iteration=iteration)
+            self._learner.on_assign(ids)
+
+    def _iterate(self, formation: Formation, rollout: Rollout) -> None:
+        """Update on the rollout in hand, the last collective, the commit."""
+        session = self._session
+        generation = formation.plan.generation
+        session.ledger.switch("update")
+        if self._wrapped != generation:
+            self._module = session.replicated(self._learner.module)
+            self._wrapped = generation
+        session.set_phase("update")
+        session.state.dirty = True
+        with session.group.guard("update"):
+            self._learner.update(
+                rollout,
+                session,
+                self._module,
+                session.state.committed + 1,
+                session.on_optimiser_step,
+            )
+        session.ledger.switch("statistics")
+        record = session.finish_iteration(
+            self._learner.pack(rollout),
+            self._learner.merge,
+            env_steps=rollout.env_steps,
+            finite=self._learner.finite(),
+        )
+        self._after_commit(record)
+
+    def _after_commit(self, record: CommitRecord) -> None:
+        session = self._session
+        if record.ranks[0].key == session.key and not session.stop_agreed:
+            session.ledger.switch("checkpoint")
+            session.set_phase("checkpoint")
+            self._checkpoints.maybe_submit(record.metrics)
+        session.check_orders()

@@ -1,0 +1,143 @@
+"""The PPO learner: what the worker's loop drives, iteration by iteration."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rallypoint.daemon.shared.config import Config
+from rallypoint.trainer import figures
+from rallypoint.trainer.elastic.collectives import Collectives
+from rallypoint.trainer.elastic.registry import Scope, StateRegistry
+from rallypoint.trainer.envs.base import EnvSpec, VecEnv
+from rallypoint.trainer.errors import TrainerError
+from rallypoint.trainer.figures import Layout, Measured
+from rallypoint.trainer.networks import ActorCritic, critic_group
+from rallypoint.trainer.normaliser import Normaliser
+from rallypoint.trainer.optimiser import Adam
+from rallypoint.trainer.rng import policy_noise
+from rallypoint.trainer.rollout import EpisodeTracker, Rollout, collect
+from rallypoint.trainer.update import PpoUpdate
+
+DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
+"""Number types that ``[ppo] dtype`` names."""
+
+
+class PpoLearner:
+    """Policy, optimiser and statistics of one worker.
+
+    All state that outlives an iteration is in tensors that `register` hands to the state registry,
+    written in place; the running episode sums, keyed by env id, are the worker's own.
+    """
+
+    def __init__(self, config: Config, spec: EnvSpec, device: torch.device) -> None:
+        ppo = config.ppo
+        self._seed = config.job.seed
+        self._ppo = ppo
+        self._block = config.env.block
+        self._spec = spec
+        self._device = device
+        self._dtype = DTYPES[ppo.dtype]
+        with torch.random.fork_rng(devices=[]):  # the same start on every rank
+            torch.manual_seed(config.job.seed)
+            module = ActorCritic(spec.obs_dims, spec.action_dim, ppo)
+        self.module = module.to(device, self._dtype)
+        self._optimiser = Adam(self.module.named_parameters(), ppo.learning_rate)
+        seen = {"actor", critic_group(spec.obs_dims)} if ppo.normalise_observations else set()
+        self._obs_dims = {group: spec.obs_dims[group] for group in sorted(seen)}
+        self._normaliser = Normaliser(self._obs_dims, device)
+        self._episodes = EpisodeTracker(device)
+        self._update = PpoUpdate(self.module, self._optimiser, ppo, config.job.seed)
+        self._measured = Measured()
+        self._layout = Layout(self._obs_dims, ())
+
+    def register(self, registry: StateRegistry) -> None:
+        """Register all state: ``model``, ``optimiser`` (learning rate included) and ``normaliser``."""
+        registry.register("model", Scope.REPLICATED, lambda: dict(self.module.named_parameters()))
+        registry.register("optimiser", Scope.REPLICATED, self._optimiser.tensors)
+        registry.register("normaliser", Scope.GLOBAL, self._normaliser.tensors)
+
+    def on_assign(self, env_ids: NDArray[np.int64]) -> None:
+        """The env owns exactly these from now on: running episodes of those that stay go on."""
+        self._episodes.assign(env_ids)
+
+    def collect(self, env: VecEnv, iteration: int, *, on_step: Callable[[int], None]) -> Rollout:
+        """Run the env for T steps; no collective is needed. ``on_step(t)`` is called after each env
+        step and may raise, which ends the rollout there.
+
+        Raises `TrainerError` when `on_assign` was not told of the env's ids, `EnvError` when the env
+        breaks its contract."""
+        if not np.array_equal(env.env_ids, self._episodes.env_ids):
+            raise TrainerError(
+                f"the env owns {len(env.env_ids)} envs, but the learner was assigned "
+                f"{len(self._episodes.env_ids)} (or other ones); call on_assign after env.assign"
+            )
+        noise = policy_noise(
+            self._seed,
+            env.env_ids,
+            iteration,
+            self._ppo.rollout_steps,
+            self._spec.action_dim,
+            self._dtype,
+        )
+        rollout = collect(
+            self.module,
+            self._normaliser,
+            self._episodes,
+            env,
+            noise.to(self._device),
+            iteration=iteration,
+            block=self._block,
+            on_step=on_step,
+        )
+        self._layout = Layout(self._obs_dims, tuple(rollout.figures))
+        return rollout
+
+    def update(
+        self,
+        rollout: Rollout,
+        collectives: Collectives,
+        module: nn.Module,
+        iteration: int,
+        on_optimiser_step: Callable[[], None],
+    ) -> None:
+        """E * M optimiser steps on the rollouts of all ranks; ``module`` is `module` as
+        `Collectives.replicated` wraps it. ``on_optimiser_step()`` is called after each step.
+
+        Raises what the collectives raise (`GroupBroken`); it may be run again on the same rollout
+        once the state is back where it was."""
+        self._measured = self._update.run(
+            rollout, collectives, module, iteration, on_optimiser_step
+        )
+
+    def pack(self, rollout: Rollout) -> Tensor:
+        """This rank's record for the last collective: statistics deltas and sums of figures, float64
+        ``[R]``. Depends only on the rollout and on what the last `update` measured."""
+        return figures.pack(self._layout, rollout, self._measured)
+
+    def merge(self, records: Sequence[Tensor]) -> dict[str, float]:
+        """Merge the records of all ranks, in rank order, into the global statistics, once per
+        iteration. The iteration's figures: global means; one without a sample anywhere is absent."""
+        deltas, merged = figures.unpack(self._layout, records)
+        for group, delta in deltas.items():
+            self._normaliser.merge(group, delta)
+        merged["learning_rate"] = self._optimiser.learning_rate
+        merged["noise_std"] = self.module.std().mean().item()
+        return merged
+
+    def finite(self) -> bool:
+        """Whether every parameter, moment and statistic is finite."""
+        tensors = [
+            *self.module.parameters(),
+            *self._optimiser.tensors().values(),
+            *self._normaliser.tensors().values(),
+        ]
+        return bool(torch.stack([t.detach().isfinite().all() for t in tensors]).all())
+
+    @torch.no_grad()
+    def mean_action(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Action means ``[N, A]`` for raw observations."""
+        actor_obs = obs["actor"].to(self._device, self._dtype)
+        return self.module.mean(self._normaliser.scaling(self._dtype).apply("actor", actor_obs))

@@ -1,0 +1,206 @@
+"""What one rank collects in one iteration, and the loop that collects it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rallypoint.trainer.envs.base import EnvSpec, StepResult, VecEnv
+from rallypoint.trainer.errors import EnvError
+from rallypoint.trainer.losses import gaussian_log_prob
+from rallypoint.trainer.networks import ActorCritic, critic_group
+from rallypoint.trainer.normaliser import Normaliser, Scaling
+from rallypoint.trainer.statistics import Moments
+
+LEAST_ROWS = 16
+"""Fewer rows go through a network together with rows of zeros. On CPU a row of a product does not
+depend on the others of its batch, if batches are multiples of 8 and not 8 alone: a matrix library may
+take another path for those. So a rollout does not depend on how env blocks are spread over ranks."""
+MOST_ROWS = 8192
+"""Most rows of one pass of the critic over a rollout, so that its activations stay small."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """T steps of N envs under one policy version. N = 0 is a rank that brings nothing."""
+
+    env_ids: NDArray[np.int64]
+    """Global ids, ascending, ``[N]``; whole env blocks."""
+    block: int
+    """Envs per env block."""
+    actor_obs: Tensor
+    """Normalised with the statistics of the iteration before, ``[T, N, D]``."""
+    critic_obs: Tensor
+    """Likewise; the same tensor as ``actor_obs`` where critic and actor see the same group."""
+    actions: Tensor
+    """``[T, N, A]``."""
+    mean: Tensor
+    """Action means of the policy that collected, ``[T, N, A]``."""
+    std: Tensor
+    """Its standard deviations, ``[A]``."""
+    log_prob: Tensor
+    """Log density of the actions under it, ``[T, N]``."""
+    values: Tensor
+    """``[T, N]``."""
+    last_values: Tensor
+    """Values of the observations after the last step, ``[N]``."""
+    rewards: Tensor
+    """``[T, N]``."""
+    terminated: Tensor
+    """``[T, N]`` bool."""
+    truncated: Tensor
+    """``[T, N]`` bool."""
+    obs_moments: Mapping[str, Moments]
+    """Per normalised observation group: moments of the raw observations, each counted once."""
+    episode_returns: Tensor
+    """Undiscounted returns of the episodes that ended in it, float64 ``[K]``."""
+    episode_lengths: Tensor
+    """Their lengths in steps, float64 ``[K]``."""
+    figures: Mapping[str, float]
+    """Sums over all steps and envs of the figures that the env gives, by name."""
+
+    @property
+    def env_steps(self) -> int:
+        """T * N."""
+        return self.rewards.numel()
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Ids of the env blocks, ascending."""
+        return tuple((self.env_ids[:: self.block] // self.block).tolist())
+
+
+class EpisodeTracker:
+    """Running return and length of the present episode of every env, keyed by global env id."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.env_ids = np.zeros(0, dtype=np.int64)
+        self._returns = torch.zeros(0, dtype=torch.float64, device=device)
+        self._lengths = self._returns.clone()
+
+    def assign(self, env_ids: NDArray[np.int64]) -> None:
+        """Own exactly these envs: those that stay keep their sums, new ones start at zero."""
+        _, now, before = np.intersect1d(env_ids, self.env_ids, return_indices=True)
+        returns, lengths = self._returns, self._lengths
+        self._returns = returns.new_zeros(len(env_ids))
+        self._lengths = lengths.new_zeros(len(env_ids))
+        self._returns[now] = returns[before]
+        self._lengths[now] = lengths[before]
+        self.env_ids = env_ids.copy()
+
+    def step(self, reward: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
+        """Add a step ``[N]``; returns and lengths of the episodes that it ended, ``[K]`` each."""
+        self._returns += reward
+        self._lengths += 1
+        ended = self._returns[done], self._lengths[done]
+        self._returns[done] = 0
+        self._lengths[done] = 0
+        return ended
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """What the loop gathers: T entries each, and one more of the observations."""
+
+    obs: list[dict[str, Tensor]]
+    means: list[Tensor]
+    actions: list[Tensor]
+    results: list[StepResult]
+    episodes: list[tuple[Tensor, Tensor]]
+
+
+@torch.no_grad()
+def collect(
+    policy: ActorCritic,
+    normaliser: Normaliser,
+    tracker: EpisodeTracker,
+    env: VecEnv,
+    noise: Tensor,
+    *,
+    iteration: int,
+    block: int,
+    on_step: Callable[[int], None],
+) -> Rollout:
+    """Run ``env`` for T steps with the action noise ``[T, N, A]``, whose dtype and device are those
+    of the rollout; ``on_step(t)`` is called after each step. Raises `EnvError` when the env breaks
+    its contract."""
+    scaling = normaliser.scaling(noise.dtype)
+    std = policy.std()
+    steps = _Steps([_like(noise, env.begin_rollout(iteration))], [], [], [], [])
+    for t in range(noise.shape[0]):
+        mean = _by_rows(policy.mean, scaling.apply("actor", steps.obs[t]["actor"]))
+        actions = torch.addcmul(mean, std, noise[t])
+        result = env.step(actions)
+        reward, done = result.reward.to(noise.device), _done(result).to(noise.device)
+        steps.means.append(mean)
+        steps.actions.append(actions)
+        steps.results.append(result)
+        steps.obs.append(_like(noise, result.obs))
+        steps.episodes.append(tracker.step(reward, done))
+        on_step(t)
+    return _assemble(policy, scaling, env, steps, noise, block)
+
+
+def _assemble(
+    policy: ActorCritic, scaling: Scaling, env: VecEnv, steps: _Steps, like: Tensor, block: int
+) -> Rollout:
+    """Stack the steps; values are computed here, in few large passes."""
+    critic = critic_group(env.spec.obs_dims)
+    raw = {g: torch.stack([obs[g] for obs in steps.obs]) for g in ("actor", critic)}
+    obs = {group: scaling.apply(group, x) for group, x in raw.items()}
+    chunks = torch.split(obs[critic].flatten(0, 1), MOST_ROWS)
+    values = torch.cat([_by_rows(policy.value, chunk) for chunk in chunks])
+    values = values.view(obs[critic].shape[:2])
+    actions, mean = torch.stack(steps.actions), torch.stack(steps.means)
+    std = policy.std()
+    actor_obs, results = obs["actor"][:-1], steps.results
+    returns, lengths = zip(*steps.episodes, strict=True)
+    return Rollout(
+        env_ids=env.env_ids.copy(),
+        block=block,
+        actor_obs=actor_obs,
+        critic_obs=actor_obs if critic == "actor" else obs[critic][:-1],
+        actions=actions,
+        mean=mean,
+        std=std,
+        log_prob=gaussian_log_prob(actions, mean, std),
+        values=values[:-1],
+        last_values=values[-1],
+        rewards=torch.stack([r.reward for r in results]).to(like),
+        terminated=torch.stack([r.terminated for r in results]).to(like.device),
+        truncated=torch.stack([r.truncated for r in results]).to(like.device),
+        obs_moments={g: Moments.of(raw[g][:-1].flatten(0, 1)) for g in scaling.by_group},
+        episode_returns=torch.cat(returns),
+        episode_lengths=torch.cat(lengths),
+        figures=_figure_sums(env.spec, results),
+    )
+
+
+def _by_rows(network: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    count = rows.shape[0]
+    if count >= LEAST_ROWS:
+        return network(rows)
+    return network(nn.functional.pad(rows, (0, 0, 0, LEAST_ROWS - count)))[:count]
+
+
+def _figure_sums(spec: EnvSpec, results: Sequence[StepResult]) -> dict[str, float]:
+    """Sums by figure, in a fixed order. Raises `EnvError` when names change between steps."""
+    names = sorted(results[0].figures)
+    for result in results:
+        if sorted(result.figures) != names:
+            raise EnvError(
+                f"task {spec.task!r} gave the figures {names} in one step of a rollout and "
+                f"{sorted(result.figures)} in another; they must be the same on every step"
+            )
+    return {n: torch.stack([r.figures[n] for r in results]).sum().item() for n in names}
+
+
+def _done(result: StepResult) -> Tensor:
+    return result.terminated | result.truncated
+
+
+def _like(like: Tensor, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {group: tensor.to(like) for group, tensor in obs.items()}

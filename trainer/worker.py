@@ -1,0 +1,245 @@
+"""The worker process of one slot: wiring, warm-up, training, and leaving in words.
+
+Started by the supervisor as ``python -m rallypoint.trainer.worker``; everything else it needs is in
+the run's directory. Exit codes: 0 left by agreement, 70 an exception of the program, 71 must restart
+cold, 72 abandoned by its supervisor while stuck.
+"""
+
+import argparse
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from rallypoint import __version__
+from rallypoint.daemon.shared import messages, timeouts
+from rallypoint.daemon.shared.configload import config_hash, from_json
+from rallypoint.daemon.shared.failpoints import Failpoints
+from rallypoint.daemon.shared.plan import WorkerKey
+from rallypoint.daemon.shared.rundir import RunDir
+from rallypoint.daemon.shared.slotpage import SlotPage
+from rallypoint.trainer.checkpoints import CheckpointKeeper
+from rallypoint.trainer.elastic.collectives import SingleProcess
+from rallypoint.trainer.elastic.link import Link
+from rallypoint.trainer.elastic.registry import StateRegistry
+from rallypoint.trainer.elastic.session import ElasticSession
+from rallypoint.trainer.elastic.state import TrainingState
+from rallypoint.trainer.envs.factory import make_env
+from rallypoint.trainer.errors import Left, RestartCold
+from rallypoint.trainer.loop import TrainingLoop
+from rallypoint.trainer.ppo import PpoLearner
+from rallypoint.trainer.rollout import Rollout
+
+EXIT_FAULT = 70
+EXIT_RESTART_COLD = 71
+EXIT_ABANDONED = 72
+_FLUSH_S = 2.0
+
+
+class Worker:
+    """Everything that one worker process holds."""
+
+    def __init__(self, rundir: RunDir, key: WorkerKey) -> None:
+        self.key = key
+        self.config = config = from_json(rundir.config.read_bytes())
+        self.page = SlotPage(rundir.page(key.slot))
+        self.page.put(incarnation=key.incarnation)
+        self.failpoints = Failpoints.from_environment()
+        self.timeouts = timeouts.derive(config, config.job.max_workers or config.node.workers)
+        dtype = {"float32": torch.float32, "float64": torch.float64}[config.ppo.dtype]
+        self.env = make_env(config, dtype=dtype)
+        self.learner = PpoLearner(config, self.env.spec, torch.device("cpu"))
+        registry = StateRegistry()
+        self.learner.register(registry)
+        self.session: ElasticSession[Rollout] = ElasticSession(
+            key,
+            TrainingState(registry),
+            self.page,
+            self.timeouts,
+            self.failpoints,
+            config.job.seed,
+        )
+        self.link = Link(
+            rundir.control_socket,
+            _hello(key, config_hash(config)),
+            orphan_grace_s=self.timeouts.orphan_grace_s,
+            on_forced_plan=self.session.on_forced_plan,
+            on_abandoned=_leave_at_once,
+        )
+        self.session.attach(self.link)
+        self.checkpoints = CheckpointKeeper(
+            config,
+            config.checkpoint.url or str(rundir.path / "checkpoints"),
+            self.session,
+            self.failpoints,
+            self.timeouts.answer_s,
+        )
+        self.store, self.port = _bind_store(config.node.bind)
+
+    def warm_up(self) -> None:
+        """One small iteration through the real code, undone afterwards: env, kernels, optimiser,
+        process group and its first name look-up are paid for before this worker says ready."""
+        session, learner, config = self.session, self.learner, self.config
+        self.session.set_phase("warming")
+        self.link.send(messages.Progress(key=self.key, stage="warming up"))
+        self.failpoints.hit("warm_up", rank=self.key.slot)
+        ids = np.arange(config.env.block, dtype=np.int64)
+        self.env.assign(ids, iteration=0)
+        learner.on_assign(ids)
+        rollout = learner.collect(self.env, 0, on_step=lambda _: None)
+        store = PrefixStore("warm-up", self.store)
+        session.group.form(store, rank=0, world_size=1, timeout_s=self.timeouts.collective_s)
+        session.state.dirty = True
+        learner.update(
+            rollout, SingleProcess(), session.group.wrap(learner.module), 0, lambda: None
+        )
+        learner.merge([learner.pack(rollout)])
+        session.group.close()
+        session.state.roll_back()
+        none = np.zeros(0, dtype=np.int64)
+        self.env.assign(none, iteration=0)
+        learner.on_assign(none)
+        self.page.put(env_builds=self.env.builds)
+
+    def say_ready(self) -> None:
+        """From now on this worker can be planned in."""
+        session = self.session
+        session.checkpoint = self.checkpoints.newest_verified()
+        self.failpoints.hit("ready", rank=self.key.slot)
+        session.set_phase("ready")
+        self.link.send(
+            messages.Ready(
+                key=self.key,
+                host=self.config.node.advertise,
+                port=self.port,
+                device="cpu",
+                capacity_envs=self.config.env.max_envs or 0,
+                last_formed=session.state.last_formed,
+                checkpoint=session.checkpoint,
+            )
+        )
+
+    def train(self) -> None:
+        """Train until this worker leaves (`Left`), or an error of the program."""
+        TrainingLoop(self.config, self.session, self.learner, self.env, self.checkpoints).run()
+
+    def say_leaving(self, reason: str) -> None:
+        """Last words of a worker that leaves by agreement."""
+        self.session.set_phase("leaving")
+        self.link.send(
+            messages.Leaving(
+                key=self.key,
+                generation=self.session.generation,
+                iteration=self.session.state.committed,
+                reason=reason,
+            )
+        )
+        self.link.flush(_FLUSH_S)
+
+    def say_fault(self, error: BaseException) -> None:
+        """Last words of a worker whose program raised."""
+        self.link.send(
+            messages.Fault(
+                key=self.key,
+                generation=self.session.generation,
+                iteration=self.session.state.committed + 1,
+                fingerprint=fingerprint(error),
+                traceback="".join(traceback.format_exception(error)),
+            )
+        )
+        self.link.flush(_FLUSH_S)
+
+
+def fingerprint(error: BaseException) -> str:
+    """The same for the same error on every rank: type, and the innermost frame's file and line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "nowhere"
+    return f"{type(error).__module__}.{type(error).__qualname__} at {where}"
+
+
+def _hello(key: WorkerKey, configuration: str) -> messages.Hello:
+    with open("/proc/self/stat") as file:
+        start_ticks = int(file.read().rpartition(")")[2].split()[19])
+    return messages.Hello(
+        key=key,
+        pid=os.getpid(),
+        start_ticks=start_ticks,
+        versions={"rallypoint": __version__, "torch": str(torch.__version__)},
+        config_hash=configuration,
+    )
+
+
+def _bind_store(bind: str) -> tuple[TCPStore, int]:
+    """The store server of this worker, for life, bound to one address; used while it is rank 0."""
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind((bind, 0))
+    listener.listen(1024)
+    port: int = listener.getsockname()[1]
+    store = TCPStore(
+        bind,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    return store, port
+
+
+def _leave_at_once() -> None:
+    # The main thread is stuck where it cannot see that the grace is over.
+    sys.stderr.write("no supervisor for twice the orphan grace: leaving at once\n")
+    sys.stderr.flush()
+    os._exit(EXIT_ABANDONED)
+
+
+def _thread_failed(failure: threading.ExceptHookArgs) -> None:
+    # A worker without its link or its forming thread would sit there deaf: end it, with the reason.
+    traceback.print_exception(failure.exc_value)
+    sys.stderr.flush()
+    os._exit(EXIT_FAULT)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one worker; the exit code."""
+    parser = argparse.ArgumentParser(prog="rallypoint-worker")
+    parser.add_argument("--dir", type=Path, required=True)
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--slot", type=int, required=True)
+    parser.add_argument("--incarnation", type=int, required=True)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    threading.excepthook = _thread_failed
+    key = WorkerKey(options.node, options.slot, options.incarnation)
+    worker = Worker(RunDir(options.dir), key)
+    worker.link.start()
+    try:
+        worker.warm_up()
+        worker.say_ready()
+        worker.train()
+    except Left as reason:
+        worker.say_leaving(str(reason))
+        return 0
+    except RestartCold as error:
+        worker.say_fault(error)
+        return EXIT_RESTART_COLD
+    except Exception as error:  # noqa: BLE001 - the last frame: everything is reported, then raised to the log
+        traceback.print_exc()
+        worker.say_fault(error)
+        return EXIT_FAULT
+    return 0
+
+
+if __name__ == "__main__":
+    # Threads of libraries must not hold up the exit of a worker that has said its last words.
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
