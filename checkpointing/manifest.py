@@ -68,8 +68,8 @@ class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(CheckpointMeta, frozen=True, kw_only=True):
-    """`CheckpointMeta`, and what was written. Unknown fields are ignored, so that a later version may
-    add some without a new schema."""
+    """`CheckpointMeta`, and what was written. Unknown fields are ignored, so that a later version
+    may add some without a new schema."""
 
     schema: int
     attempt: str

@@ -40,8 +40,8 @@ def read_manifest(storage: Storage, info: CheckpointInfo) -> Manifest:
     said = (manifest.iteration, manifest.generation, manifest.attempt)
     if said != (info.iteration, info.generation, info.attempt):
         raise DamagedCheckpoint(
-            f"{info.path}/{MANIFEST_FILE}: speaks of (iteration, generation, attempt) {said}, but the "
-            f"directory's name says {(info.iteration, info.generation, info.attempt)}"
+            f"{info.path}/{MANIFEST_FILE}: speaks of (iteration, generation, attempt) {said}, but "
+            f"the directory's name says {(info.iteration, info.generation, info.attempt)}"
         )
     return manifest
 
@@ -55,8 +55,8 @@ def load_manifest(storage: Storage, directory: str, path: str) -> Manifest:
 def read_checkpoint(storage: Storage, info: CheckpointInfo) -> LoadedCheckpoint:
     """Read and verify everything: sizes, checksums, and every tensor against its entry.
 
-    Raises `DamagedCheckpoint` naming the file and what differs, `CheckpointError` for what cannot be
-    read."""
+    Raises `DamagedCheckpoint` naming the file and what differs, `CheckpointError` for what cannot
+    be read."""
     manifest = read_manifest(storage, info)
     tensors: dict[str, Tensor] = {}
     for name, record in manifest.files.items():
@@ -84,8 +84,8 @@ def _read(
     limit_bytes: int,
     update: Callable[[memoryview], None] = lambda piece: None,
 ) -> Tensor:
-    """The bytes of a file (uint8), each piece shown to ``update`` while it is in the cache. Memory is
-    taken for what the file has, not for what somebody claims, and not cleared first."""
+    """The bytes of a file (uint8), each piece shown to ``update`` while it is in the cache. Memory
+    is taken for what the file has, not for what somebody claims, and not cleared first."""
     try:
         with storage.open(directory, name) as file:
             size = file.seek(0, os.SEEK_END)

@@ -11,8 +11,8 @@ __all__ = ["LoadedCheckpoint", "find", "load_checkpoint"]
 
 
 def load_checkpoint(path_or_url: str) -> LoadedCheckpoint:
-    """The newest checkpoint that verifies at ``path_or_url`` (see `find`); newer ones that do not are
-    in ``skipped``.
+    """The newest checkpoint that verifies at ``path_or_url`` (see `find`); newer ones that do not
+    are in ``skipped``.
 
     Raises `UnsupportedUrl` for another kind of URL, `DamagedCheckpoint` when none of those that are
     there verifies, `CheckpointError` when there is none."""
@@ -29,8 +29,8 @@ def load_checkpoint(path_or_url: str) -> LoadedCheckpoint:
 
 
 def find(path_or_url: str) -> tuple[CheckpointStore, list[CheckpointInfo]]:
-    """What is at a checkpoint's directory (whatever its name), at a directory of checkpoints, or at a
-    run's directory, which has its checkpoints in ``checkpoints``: newest first, not verified."""
+    """What is at a checkpoint's directory (whatever its name), at a directory of checkpoints, or at
+    a run's directory, which has its checkpoints in ``checkpoints``: newest first, not verified."""
     root = open_storage(path_or_url).root
     base, _, name = root.rpartition("/")
     if name and not base.endswith("/"):  # else there is nothing above it

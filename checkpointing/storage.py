@@ -34,13 +34,13 @@ class Storage(Protocol):
         ...
 
     def claim(self, directory: str) -> None:
-        """Make the directory, where a storage has such. Raises FileExistsError when there is one."""
+        """Make the directory, where a storage has such. Raises FileExistsError when it is there."""
         ...
 
     def create(self, directory: str, name: str, parts: Iterable[Buffer]) -> None:
         """Make a file out of ``parts`` in a claimed directory; when this returns it is durable, and
-        nobody ever sees part of it. Raises FileExistsError, and changes nothing, when there is one of
-        that name."""
+        nobody ever sees part of it. Raises FileExistsError, and changes nothing, when there is one
+        of that name."""
         ...
 
     def open(self, directory: str, name: str) -> ReadableFile:
@@ -48,8 +48,8 @@ class Storage(Protocol):
         ...
 
     def list(self, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
-        """Directory -> file -> size in bytes, of the directories whose name is ``wanted``; empty when
-        the root does not exist."""
+        """Directory -> file -> size in bytes, of the directories whose name is ``wanted``; empty
+        when the root does not exist."""
         ...
 
     def remove(self, directory: str, names: Iterable[str]) -> None:
@@ -145,8 +145,8 @@ class FsspecStorage:
 
 
 def open_storage(url: str) -> Storage:
-    """The storage at a path, a ``file://`` or a ``memory://`` URL (the latter lives and dies with the
-    process). Raises `UnsupportedUrl`, a `ConfigError`, for any other scheme."""
+    """The storage at a path, a ``file://`` or a ``memory://`` URL (the latter lives and dies with
+    the process). Raises `UnsupportedUrl`, a `ConfigError`, for any other scheme."""
     match = _SCHEME.fullmatch(url)
     if match is None and url:
         return LocalStorage(Path(url))
@@ -167,8 +167,8 @@ def check_url(url: str) -> None:
 
 
 def own_files(files: Mapping[str, int], known: Iterable[str]) -> list[str]:
-    """Those of ``files`` that are in ``known`` or are the unfinished form of one that is, in the order
-    of ``known``: what a checkpoint's writer made, and nothing that somebody else put beside it."""
+    """Those of ``files`` that are in ``known`` or are the unfinished form of one that is, in the
+    order of ``known``: what a checkpoint's writer made, nothing that somebody else put there."""
     unfinished = {name: match[1] for name in files if (match := _TEMPORARY.fullmatch(name))}
     found: list[str] = []
     for target in known:

@@ -2,8 +2,8 @@
 
 Commit protocol: data under a name that nobody else will ever use; then one question to the caller
 (``may_commit``); then the manifest, by conditional create. A directory without a manifest does not
-exist for readers. Readers order by (generation, iteration), so that the manifest of a writer that was
-stopped between question and create never wins over those of later generations.
+exist for readers. Readers order by (generation, iteration), so that the manifest of a writer that
+was stopped between question and create never wins over those of later generations.
 """
 
 import contextlib
@@ -165,13 +165,13 @@ class CheckpointStore:
         read_checkpoint(self._storage, info)
 
     def restore_newest(self) -> tuple[LoadedCheckpoint | None, tuple[str, ...]]:
-        """The newest checkpoint that verifies, or None; and the newer ones that do not, with why."""
+        """The newest checkpoint that verifies, or None; and why each newer one does not."""
         return self.load_newest(self.list())
 
     def load_newest(
         self, infos: Iterable[CheckpointInfo]
     ) -> tuple[LoadedCheckpoint | None, tuple[str, ...]]:
-        """The first of ``infos`` that verifies, or None; and those before it, with why they do not."""
+        """The first of ``infos`` that verifies, or None; and why each one before it does not."""
         skipped: list[str] = []
         for info in infos:
             try:
@@ -183,8 +183,8 @@ class CheckpointStore:
         return None, tuple(skipped)
 
     def prune(self, keep_last: int, *, verified: CheckpointInfo | None = None) -> Pruned:
-        """Remove all but the newest ``keep_last`` intact checkpoints, damaged ones older than those,
-        and leftovers of writers that ended before the newest commit.
+        """Remove committed checkpoints older than the newest ``keep_last`` intact ones, and what
+        writers left behind that is older than the newest of those.
 
         The newest that verifies is never removed; if none does, nothing is. ``verified`` has just
         been verified by the caller. The others count as intact when all files have their sizes.

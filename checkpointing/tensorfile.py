@@ -1,9 +1,9 @@
 """Tensors to and from the safetensors format.
 
-A file is a header length (8 bytes, little endian), a JSON header and the tensors' raw bytes
-(https://huggingface.co/docs/safetensors, "Format"). Done here and not by the library, so that a save
-streams from the tensors' own memory and hashes what it writes, a load copies nothing, and neither
-holds the interpreter lock for long while training goes on beside it.
+A file is a header length (8 bytes, little endian), a JSON header and the tensors' raw bytes (as the
+documentation of safetensors has it under "Format"). Done here and not by the library, so that a
+save streams from the tensors' own memory and hashes what it writes, a load copies nothing, and
+neither holds the interpreter lock for long while training goes on beside it.
 """
 
 import math
@@ -43,8 +43,8 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 def dtype_name(name: str, tensor: Tensor) -> str:
-    """safetensors name of the tensor's number type. Raises `CheckpointError` for one that checkpoints
-    do not hold."""
+    """safetensors name of the tensor's number type. Raises `CheckpointError` for one that
+    checkpoints do not hold."""
     if tensor.dtype not in DTYPE_NAMES:
         raise CheckpointError(
             f"tensor {name!r} is {tensor.dtype}; checkpoints hold only "
@@ -67,13 +67,13 @@ def require_finite(tensors: Mapping[str, Tensor]) -> None:
 
 
 def write_order(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Names in the order of their bytes: wide number types first, so that every tensor is aligned."""
+    """Names in the order of their bytes: wide number types first, so that all are aligned."""
     return sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
 
 
 def stream(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
-    """The bytes of a safetensors file, in pieces that fit a cache: the header, then the memory of each
-    tensor (on the CPU) in `write_order`."""
+    """The bytes of a safetensors file, in pieces that fit a cache: the header, then the memory of
+    each tensor (on the CPU) in `write_order`."""
     header: dict[str, _Header] = {}
     offset = 0
     for name in write_order(tensors):

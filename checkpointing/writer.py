@@ -54,10 +54,11 @@ class _Job:
 class CheckpointWriter:
     """Saves one checkpoint at a time; the newest waiting one replaces an older waiting one.
 
-    ``submit``, ``save_now`` and ``close`` are for one thread, the training loop's. The callbacks run
-    in the writer's thread, must not raise and must end in bounded time: ``may_commit(generation,
-    iteration)`` right before each manifest, then ``on_done`` or ``on_failed``. No failure of a save is
-    ever raised into the training loop.
+    ``submit``, ``save_now`` and ``close`` are for one thread, the training loop's. Callbacks run in
+    the writer's thread (``on_failed`` for a save that never began: in the caller's), must not
+    raise and must end in bounded time: ``may_commit(generation, iteration)`` right before each
+    manifest, then ``on_done`` or ``on_failed``. No failure of a save is ever raised into the
+    training loop.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class CheckpointWriter:
                 self._in_flight = job
             try:
                 self._perform(job)
-            except Exception:  # noqa: BLE001 - a callback broke its contract: show it and go on saving
+            except Exception:  # noqa: BLE001 - a callback broke its contract: show it, go on
                 threading.excepthook(
                     threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
                 )
@@ -177,7 +178,7 @@ class CheckpointWriter:
                 hit=self._hit,
             )
             self._store.verify(info)
-        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on and it is reported
+        except Exception as error:  # noqa: BLE001 - whatever it is: reported, training goes on
             self._fail(job, error)
             return
         job.result = SaveDone(info, job.stall_s, time.perf_counter() - begin_s)

@@ -31,6 +31,7 @@ class Adam:
 
     @property
     def learning_rate(self) -> float:
+        """The present learning rate, part of the state."""
         return self._learning_rate.item()
 
     @learning_rate.setter

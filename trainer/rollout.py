@@ -149,7 +149,7 @@ def _assemble(
 ) -> Rollout:
     """Stack the steps; values are computed here, in few large passes."""
     critic = critic_group(env.spec.obs_dims)
-    raw = {g: torch.stack([obs[g] for obs in steps.obs]) for g in ("actor", critic)}
+    raw = {g: torch.stack([obs[g] for obs in steps.obs]) for g in dict.fromkeys(("actor", critic))}
     obs = {group: scaling.apply(group, x) for group, x in raw.items()}
     chunks = torch.split(obs[critic].flatten(0, 1), MOST_ROWS)
     values = torch.cat([_by_rows(policy.value, chunk) for chunk in chunks])

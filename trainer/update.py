@@ -180,12 +180,11 @@ class PpoUpdate:
 
     def _clip(self) -> float:
         """Clip the gradient, which is the same on every rank, once; its norm before."""
-        gradients = self._optimiser.gradients()
-        norm = nn.utils.get_total_norm(gradients, foreach=True).item()
+        norm = nn.utils.get_total_norm(self._optimiser.gradients(), foreach=True)
         limit = self._config.max_grad_norm
-        if limit is not None and norm > limit:
-            torch._foreach_mul_(gradients, limit / norm)
-        return norm
+        if limit is not None:
+            nn.utils.clip_grads_with_norm_(self._policy.parameters(), limit, norm, foreach=True)
+        return norm.item()
 
 
 def _losses(

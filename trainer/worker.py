@@ -95,7 +95,9 @@ class Worker:
         learner.on_assign(ids)
         rollout = learner.collect(self.env, 0, on_step=lambda _: None)
         store = PrefixStore("warm-up", self.store)
-        session.group.form(store, rank=0, world_size=1, timeout_s=self.timeouts.collective_s)
+        session.group.form(
+            store, generation=0, rank=0, world_size=1, timeout_s=self.timeouts.collective_s
+        )
         session.state.dirty = True
         learner.update(
             rollout, SingleProcess(), session.group.wrap(learner.module), 0, lambda: None

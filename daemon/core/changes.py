@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rallypoint.daemon.core.leaderstate import Answers, LeaderState
-from rallypoint.daemon.core.planning import Draft, View, Worker, newest_checkpoint
+from rallypoint.daemon.core.planning import Draft, View, Worker
 from rallypoint.daemon.core.records import JobRecord
 from rallypoint.daemon.shared.plan import ChangeCause, Plan, WorkerKey
 
@@ -53,11 +53,12 @@ def next_change(state: LeaderState, view: View, job: JobRecord, now: float) -> D
         return _recover_store(state, view, now) if view.heirs else _start(state, view, job, now)
     if view.lost or view.broken:
         return _after_loss(state, view, plan, job, now)
-    if job.formed != plan.generation and plan.kind == "forced":
+    if job.formed != plan.generation and (plan.kind == "forced" or view.begun):
         return None  # it is being formed; members report
-    return _drain(state, view, plan) or (
-        _join(state, view, plan, now) if job.formed == plan.generation else None
-    )
+    drain = _drain(state, view, plan)
+    if isinstance(drain, Draft) or job.formed != plan.generation:
+        return drain
+    return _join(state, view, plan, now) or drain
 
 
 # --- forced ----------------------------------------------------------------------------------------
@@ -68,8 +69,8 @@ def _after_loss(
 ) -> Draft | Wait:
     lost = ", ".join(map(str, view.lost)) or "nobody"
     stayed = [w for w in view.heirs if plan.find(w.key) is not None]
-    newcomers_only = not any(key in plan.survivors for key in view.lost)
-    if plan.kind == "planned" and newcomers_only and not view.begun and stayed:
+    newcomers_only = bool(view.lost) and not any(key in plan.survivors for key in view.lost)
+    if plan.kind == "planned" and newcomers_only and not (view.begun or view.broken) and stayed:
         return Draft(
             "planned",
             plan.cause,
@@ -112,7 +113,7 @@ def _start(state: LeaderState, view: View, job: JobRecord, now: float) -> Draft 
     numbers = f"{len(ready)} ready of {view.expected} slots, at least {policy.min_workers} needed"
     if len(ready) < policy.min_workers:
         return Wait("start_waits", f"no survivor: {numbers}")
-    if job.iteration > 0 and newest_checkpoint(state.members) is None:
+    if job.iteration > 0 and state.checkpoint is None:
         return Hopeless(
             f"the job record holds progress (iteration {job.iteration}, generation {job.formed}), but no "
             "live state and no verified checkpoint was found; not starting from scratch: make the "

@@ -86,8 +86,8 @@ def proceed(state: NodeState, now: float) -> Decision:
             actions.append(KillWorker(key, f"it holds nothing, and the node ends: {reason}"))
             continue
         state = state.with_slot(index, state="draining")
-        word = "drained" if ending.kind == "drain" else "stopped"
-        actions.append(SendStop(key, word) if wanted == "stop" else SendLeave(key, word))
+        stops = wanted == "stop"
+        actions.append(SendStop(key, "stopped") if stops else SendLeave(key, "drained"))
     all_told = all(slot.told == "leave" for slot in state.slots if slot.live)
     if ending.deadline_s is None and all_told:
         bounded = replace(ending, deadline_s=now + state.policy.stop_grace_s)
@@ -96,9 +96,9 @@ def proceed(state: NodeState, now: float) -> Decision:
 
 
 def _wanted(state: NodeState, ending: Ending, slot: SlotState) -> Literal["", "stop", "leave"]:
-    """What a worker is to be told. One that others count on leaves by agreement, or when a plan
-    without it has formed; but of a failed job nothing is agreed any more."""
-    if ending.kind == "fail" or not state.engaged(slot):
+    """What a worker is to be told. One that trains leaves by agreement, or when a plan without it has
+    formed. One that never formed a generation has nothing to agree on, and in a failed job nobody."""
+    if ending.kind == "fail" or not slot.last_formed or not state.engaged(slot):
         return "leave"
     return "stop" if ending.kind == "stop" else ""
 

@@ -82,6 +82,7 @@ def _elected(state: LeaderState, event: LeaderElected) -> LeaderState:
         members=event.members,
         plan=event.plan,
         job=event.job,
+        checkpoint=state.checkpoint,
         newest_generation=max(state.newest_generation, event.newest_known_generation),
         last_probe=state.last_probe,
         timer_at_s=state.timer_at_s,
@@ -153,6 +154,8 @@ def _consider(state: LeaderState, answers: Answers | None, now: float) -> Decisi
     job = state.job
     if job is None or job.state in ("finished", "failed") or state.ordered_state is not None:
         return _rest(state, None)
+    checkpoint = planning.newest_checkpoint(state.members, state.checkpoint)
+    state = replace(state, checkpoint=checkpoint)
     view = planning.survey(state.members, state.plan, job)
     over = _job_over(state)
     if over is not None:
@@ -181,14 +184,16 @@ def _job_over(state: LeaderState) -> tuple[JobState, str] | None:
 
 
 def _left(state: LeaderState) -> set[str]:
-    """Why members of the present plan left by agreement."""
+    """Why members of the present plan that had trained left by agreement."""
     if state.plan is None:
         return set()
     return {
         slot.left
         for member in state.members
         for slot in member.slots
-        if slot.left and state.plan.find(WorkerKey(member.node, slot.slot, slot.incarnation))
+        if slot.left
+        and slot.last_formed
+        and state.plan.find(WorkerKey(member.node, slot.slot, slot.incarnation))
     }
 
 
@@ -248,7 +253,7 @@ def _ask(state: LeaderState, draft: Draft) -> Decision:
 
 def _publish(state: LeaderState, draft: Draft, job: JobRecord, now: float) -> Decision:
     generation = planning.next_generation(state.newest_generation, state.members, state.plan, job)
-    plan = planning.build_plan(state.policy, draft, generation, state.members, state.plan, job)
+    plan = planning.build_plan(state.policy, draft, generation, state.plan, job, state.checkpoint)
     if draft.kind == "forced":
         unformed = state.plan is not None and job.formed < state.plan.generation
         state = replace(state, retries=state.retries + 1 if unformed else 0)

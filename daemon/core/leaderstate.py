@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rallypoint.daemon.core.errors import Recent
 from rallypoint.daemon.core.events import ProbeAnswered
 from rallypoint.daemon.core.policy import LeaderPolicy
 from rallypoint.daemon.core.records import JobRecord, JobState, MemberRecord
@@ -44,6 +45,9 @@ class LeaderState:
     """None: this node has never been elected."""
     newest_generation: int = 0
     """Newest number known from elsewhere, or used by us."""
+    checkpoint: tuple[int, int] | None = None
+    """(generation, iteration) of the newest verified checkpoint that any member ever recorded here:
+    who was ready before it was written does not record it, and its writer may be gone."""
     loss_at_s: float | None = None
     """When the first loss of this window was seen."""
     gather_at_s: float | None = None
@@ -65,7 +69,7 @@ class LeaderState:
     timer_at_s: float | None = None
     said: str = ""
     """The newest explanation of waiting, so that it is given once."""
-    recent: tuple[str, ...] = ()
+    recent: Recent = ()
 
     @property
     def back_off_s(self) -> float:

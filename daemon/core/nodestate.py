@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from rallypoint.daemon.core.errors import Recent
 from rallypoint.daemon.core.policy import NodePolicy
 from rallypoint.daemon.core.records import (
     FaultRecord,
@@ -113,7 +114,7 @@ class NodeState:
     drain_cause: Literal["", "drain", "notice"] = ""
     """Not empty: the node drains."""
     timer_at_s: float | None = None
-    recent: tuple[str, ...] = ()
+    recent: Recent = ()
     """The last events, for the error about an invalid one."""
 
     @property

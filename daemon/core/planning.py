@@ -42,7 +42,8 @@ class View:
     nodes_lost: bool
     """Some member is lost because its whole node is."""
     broken: tuple[WorkerKey, ...]
-    """Members that live but reported exactly this generation broken."""
+    """Members that live but reported exactly this generation broken; or, in a planned change, that
+    formed the generation before it and will never see that one marked: it is superseded."""
     unproven: tuple[WorkerKey, ...]
     """Members that are not known to live and of whom no record says that they are gone."""
     begun: bool
@@ -73,7 +74,7 @@ def survey(members: Sequence[MemberRecord], plan: Plan | None, job: JobRecord) -
         ),
         lost=lost,
         nodes_lost=any((key.node, key.slot) not in known for key in lost),
-        broken=tuple(w.key for w in present if w.record.broken_generation == generation),
+        broken=tuple(w.key for w in present if _is_broken(w, plan, job)),
         unproven=tuple(key for key in lost if (key.node, key.slot) not in known),
         begun=any(
             max(w.record.last_formed, w.record.broken_generation) >= generation for w in present
@@ -95,6 +96,13 @@ def _worker(member: MemberRecord, slot: SlotRecord, job: JobRecord) -> Worker | 
         draining=member.draining,
         heir=slot.last_formed >= max(1, job.formed),
     )
+
+
+def _is_broken(worker: Worker, plan: Plan | None, job: JobRecord) -> bool:
+    if plan is None:
+        return False
+    stuck = plan.kind == "planned" and job.formed < worker.record.last_formed < plan.generation
+    return stuck or worker.record.broken_generation == plan.generation
 
 
 def _may_enter(worker: Worker) -> bool:
@@ -134,11 +142,12 @@ def restoring_generation(plan: Plan | None, job: JobRecord) -> int:
     return max(job.restore_generation, plan.generation if plan is not None and plan.restore else 0)
 
 
-def newest_checkpoint(members: Sequence[MemberRecord]) -> tuple[int, int] | None:
-    """(generation, iteration) of the newest verified checkpoint that some member can read."""
-    return max(
-        (s.checkpoint for m in members for s in m.slots if s.checkpoint is not None), default=None
-    )
+def newest_checkpoint(
+    members: Sequence[MemberRecord], known: tuple[int, int] | None
+) -> tuple[int, int] | None:
+    """(generation, iteration) of the newest verified checkpoint: of the member records, or ``known``."""
+    recorded = [s.checkpoint for m in members for s in m.slots]
+    return max((c for c in (known, *recorded) if c is not None), default=None)
 
 
 def next_generation(
@@ -159,18 +168,18 @@ def build_plan(
     policy: LeaderPolicy,
     draft: Draft,
     generation: int,
-    members: Sequence[MemberRecord],
     plan: Plan | None,
     job: JobRecord,
+    checkpoint: tuple[int, int] | None,
 ) -> Plan:
     """The plan of a draft: ranks in the draft's order, heirs before newcomers, and env blocks.
+    ``plan`` is the one before, ``checkpoint`` the newest verified one.
 
     Raises `BudgetError` when the envs do not divide among them (checked before anything starts).
     """
     workers = (*draft.heirs, *draft.newcomers)
     blocks = _blocks(policy, draft)
     restored = restoring_generation(plan, job)
-    checkpoint = newest_checkpoint(members)
     uncovered = restored > 0 and (checkpoint is None or checkpoint[0] < restored)
     return Plan(
         generation=generation,

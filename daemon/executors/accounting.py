@@ -115,7 +115,12 @@ class RecoveryClock:
             noticed_s, decided_s = self._noticed_s, self._decided_s or now
         self._noticed_s = self._decided_s = None
         earlier = self._open
-        if earlier is not None and not earlier.marked and earlier.noticed_s < noticed_s:
+        if (
+            earlier is not None
+            and earlier.plan.kind == "forced"
+            and not earlier.marked
+            and earlier.noticed_s < noticed_s
+        ):
             noticed_s, decided_s = earlier.noticed_s, earlier.decided_s
         self._open = Change(plan, noticed_s, decided_s, now)
 
@@ -138,6 +143,6 @@ class RecoveryClock:
         for change in (self._open, self.last):
             if change is not None and change.plan.generation == generation:
                 was_complete = change.complete
-                change.stepped[key] = at_s
+                change.stepped.setdefault(key, at_s)
                 return change if change.complete and not was_complete else None
         return None

@@ -78,6 +78,7 @@ class ControlServer:
     # --- called by connections --------------------------------------------------------------
 
     def opened(self, connection: "_Connection") -> bool:
+        """Whether there is room for one more."""
         if len(self._open) >= MAX_CLIENTS:
             _log.warning("control_client_dropped", reason=f"{MAX_CLIENTS} are connected already")
             return False
@@ -85,6 +86,7 @@ class ControlServer:
         return True
 
     def closed(self, connection: "_Connection") -> None:
+        """The connection has ended."""
         self._open.discard(connection)
         if connection.key is not None and self._by_key.get(connection.key) is connection:
             del self._by_key[connection.key]

@@ -1,4 +1,5 @@
-"""``DIR/journal.jsonl``: one line per formed generation and per committed iteration.
+"""``DIR/journal.jsonl``: one line per formed generation, per committed iteration, and per membership
+change once all of its members train.
 
 Every member reports each committed iteration; the first report is written, the others must agree
 with it. A generation that restores a checkpoint winds back: lines that follow it supersede earlier
@@ -12,6 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from rallypoint.daemon.executors.accounting import Change
 from rallypoint.daemon.shared.messages import Committed, Formed
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
@@ -108,6 +110,23 @@ class Journal:
             }
         )
         return outcome
+
+    def recovery(self, change: Change) -> None:
+        """Write where the time of a change went: seconds of its phases, and the moments themselves
+        (CLOCK_MONOTONIC of this host, so that a measurement from outside can be joined to them)."""
+        self._append(
+            {
+                "event": "recovery",
+                "generation": change.plan.generation,
+                "kind": change.plan.kind,
+                "cause": change.plan.cause,
+                "seconds": change.seconds(),
+                "noticed_s": change.noticed_s,
+                "decided_s": change.decided_s,
+                "published_s": change.published_s,
+                "stepped": [{**_key(key), "at_s": at_s} for key, at_s in change.stepped.items()],
+            }
+        )
 
     def close(self) -> None:
         self._file.close()

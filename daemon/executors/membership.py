@@ -70,6 +70,7 @@ class Membership:
         self._lease: Lease | None = None
         self._record: MemberRecord | None = None
         self._leads = False
+        self._renewing = asyncio.Lock()
         self._revision = 0
         """Revision that the view was read at, or of the last change taken."""
 
@@ -98,11 +99,14 @@ class Membership:
         """Renew the lease, without end; a lost one is replaced and our keys are written again."""
         while True:
             await asyncio.sleep(min(_KEEPALIVE_S, self._detect_s / 3))
+            lease = self._require_lease()
             try:
-                self._lease = await self._store.keepalive(self._require_lease())
-            except LeaseExpiredError as error:
-                _log.warning("lease_lost", reason=str(error))
-                await self._renew()
+                renewed = await self._store.keepalive(lease)
+            except LeaseExpiredError:
+                await self._renew(lease)
+            else:
+                if self._lease is lease:
+                    self._lease = renewed
 
     async def leave(self) -> None:
         """Give up the lease: our keys go at once instead of after ``detect_s``."""
@@ -119,11 +123,11 @@ class Membership:
     async def write_member(self, record: MemberRecord) -> None:
         """Write this node's record under its lease."""
         self._record = record
+        lease = self._require_lease()
         try:
-            await self._store.put(self._member, _encode(record), self._require_lease())
-        except LeaseExpiredError as error:
-            _log.warning("lease_lost", reason=str(error))
-            await self._renew()
+            await self._store.put(self._member, _encode(record), lease)
+        except LeaseExpiredError:
+            await self._renew(lease)
 
     async def publish(self, plan: Plan, replaces: int) -> bool:
         """Write a plan if ``replaces`` (0: none) is still the newest. Whether it was written; a
@@ -201,12 +205,14 @@ class Membership:
         item = event.item if isinstance(event, Put) else None
         key = event.item.key if isinstance(event, Put) else event.key
         if item is None and key == self._member and self._record is not None:
-            await self._renew()  # our own lease ended (a long pause): we are still here
+            await self._ensure_lease()  # ours ended (a long pause), but we are still here
             return
         self._see(key, item)
         if item is None and key == self._leader:
-            self._leads = False
-            await self._campaign()
+            await self._ensure_lease()
+            if await self._store.get(self._leader) is None:
+                self._leads = False
+                await self._campaign()
             return
         self._say(
             members=key.startswith(self._members),
@@ -254,6 +260,7 @@ class Membership:
         if not won.succeeded:
             return
         self._leads = True
+        self.view = View()
         for item in (await self._store.list(self._prefix)).items:
             self._see(item.key, item)
         view = self.view
@@ -268,12 +275,25 @@ class Membership:
                 known += [slot.last_formed, slot.checkpoint[0] if slot.checkpoint else 0]
         self._emit(LeaderElected(members, view.plan, view.job, max(known)))
 
-    async def _renew(self) -> None:
-        self._lease = await self._store.grant(self._detect_s)
-        if self._record is not None:
-            await self._store.put(self._member, _encode(self._record), self._lease)
-        self._leads = False
-        await self._campaign()
+    async def _ensure_lease(self) -> None:
+        lease = self._require_lease()
+        try:
+            await self._store.keepalive(lease)
+        except LeaseExpiredError:
+            await self._renew(lease)
+
+    async def _renew(self, lost: Lease) -> None:
+        """Replace a lost lease and write our keys again, once, whoever noticed first."""
+        async with self._renewing:
+            if self._lease is not lost:
+                return
+            _log.warning("lease_lost", reason=f"lease {lost.id} is over; taking a new one")
+            self._leads = False
+            lease = await self._store.grant(self._detect_s)
+            if self._record is not None:
+                await self._store.put(self._member, _encode(self._record), lease)
+            self._lease = lease
+            await self._campaign()
 
     # --- small ----------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ class ProcessExit:
 
     @property
     def how(self) -> str:
+        """Code or signal in words."""
         if self.signal is not None:
             return f"killed by {signal.Signals(self.signal).name}"
         return f"exit code {self.code}"

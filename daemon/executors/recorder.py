@@ -31,7 +31,7 @@ class CheckpointFact:
 
 
 class Recorder:
-    """``slots`` is the greatest world size, for the env deficit of a budget per rank."""
+    """The books of one supervisor; ``status`` shows its public facts."""
 
     def __init__(self, journal: Journal, metrics: Metrics, config: Config) -> None:
         self.iteration = 0
@@ -61,14 +61,7 @@ class Recorder:
                 where = f"{message.host}:{message.port}"
                 _log.info("worker_ready", worker=str(message.key), store=where)
             case messages.Broken():
-                self.loss_noticed(message.key, message.at_s, now)
-                _log.warning(
-                    "collective_broken",
-                    worker=str(message.key),
-                    broken_generation=message.generation,
-                    phase=message.phase,
-                    error=message.error,
-                )
+                self._broken(message, now)
             case messages.Formed():
                 self.recovery.formed(message)
             case messages.Stepped():
@@ -81,13 +74,7 @@ class Recorder:
                 self._steps.reported_lost(message.key, message.env_steps)
                 self._metrics.add("env_steps_lost_total", message.env_steps, reason=message.reason)
             case messages.HashMismatch():
-                self._metrics.add("state_hash_mismatches_total")
-                _log.error(
-                    "state_hash_mismatch",
-                    worker=str(message.key),
-                    iteration=message.iteration,
-                    hashes=message.hashes,
-                )
+                self._mismatched(message)
             case messages.CheckpointDone():
                 self._checkpointed(message, now_unix_s)
             case messages.CheckpointFailed():
@@ -113,6 +100,25 @@ class Recorder:
                 _log.info("worker_leaving", worker=str(message.key), reason=message.reason)
             case messages.Hello() | messages.AskCommit():
                 pass  # answered by the supervisor, which logs what it answers
+
+    def _broken(self, message: messages.Broken, now: float) -> None:
+        self.loss_noticed(message.key, message.at_s, now)
+        _log.warning(
+            "collective_broken",
+            worker=str(message.key),
+            broken_generation=message.generation,
+            phase=message.phase,
+            error=message.error,
+        )
+
+    def _mismatched(self, message: messages.HashMismatch) -> None:
+        self._metrics.add("state_hash_mismatches_total")
+        _log.error(
+            "state_hash_mismatch",
+            worker=str(message.key),
+            iteration=message.iteration,
+            hashes=message.hashes,
+        )
 
     def _committed(self, message: messages.Committed) -> None:
         for activity, seconds in message.activity.items():
@@ -259,6 +265,10 @@ class Recorder:
     def _completed(self, change: Change) -> None:
         seconds = change.seconds()
         self._observe(change, {phase: seconds[phase] for phase in _LATE_PHASES})
+        try:
+            self._journal.recovery(change)
+        except OSError as error:
+            _log.error("journal_write_failed", path=str(self._journal.path), error=str(error))
         _log.info(
             "generation_trains",
             trains=change.plan.generation,

@@ -14,8 +14,8 @@ ShownJobState = Literal["starting", "running", "holding", "paused", "finished", 
 
 def job_state(job: JobRecord, formed: Plan | None, node: NodeState) -> ShownJobState:
     """The stored state, and what follows from the members: before anything has formed the job is
-    starting; without ``min_workers`` it holds."""
-    if job.state != "running":
+    starting; without ``min_workers`` it holds, unless the node is on its way out."""
+    if job.state != "running" or node.ending is not None:
         return job.state
     if formed is None:
         return "starting"

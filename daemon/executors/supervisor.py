@@ -241,9 +241,15 @@ class Supervisor:
         self._emit(StopRequested(reason))
 
     def request_drain(self, deadline_s: float | None) -> None:
-        """Let this node leave the job."""
+        """Let this node leave the job; with embedded membership nobody else is left: the job stops."""
         _log.info("drain_requested", deadline_s=deadline_s)
-        self._emit(DrainRequested(deadline_s, "drain"))
+        if self.config.membership.backend != "embedded":
+            self._emit(DrainRequested(deadline_s, "drain"))
+            return
+        self._emit(StopRequested("drained: this is the only node of the job"))
+        if deadline_s is not None:
+            reason = f"drained by force: not over after {deadline_s:g} s"
+            asyncio.get_running_loop().call_later(deadline_s, self._finish, 0, reason)
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._stops_asked += 1

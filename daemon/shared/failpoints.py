@@ -1,7 +1,9 @@
 """Named, inert points at which a fault test can kill, stop, delay or fail this process.
 
 ``RALLYPOINT_FAILPOINTS`` arms them: a comma-separated list of
-``name[:rank][@iteration]=kill|stop|raise|sleep=SECONDS``. Without it, `hit` is one attribute test.
+``name[:rank][@iteration]=kill|stop|raise|sleep=SECONDS``, or ``@FILE``: then the file holds the list,
+and is read again whenever it has changed, so that a running job can be armed. Without the variable,
+`hit` is one attribute test.
 A point that fires first appends a line to ``RALLYPOINT_FAILPOINT_LOG`` (fsynced), so that a test can
 assert that the fault really happened, and each entry fires once per log file, however often the
 process restarts.
@@ -55,6 +57,8 @@ class InjectedFault(Exception):
 
 @dataclass(frozen=True)
 class Armed:
+    """One entry: where, and what happens there."""
+
     name: str
     rank: int | None
     iteration: int | None
@@ -96,17 +100,29 @@ def _parse_entry(entry: str) -> Armed:
 class Failpoints:
     """The armed points of this process."""
 
-    def __init__(self, armed: tuple[Armed, ...] = (), log: Path | None = None) -> None:
+    def __init__(
+        self,
+        armed: tuple[Armed, ...] = (),
+        log: Path | None = None,
+        file: Path | None = None,
+    ) -> None:
         self.armed = armed
         self._log = log
+        self._file = file
+        self._file_version = (0, 0)
 
     @classmethod
     def from_environment(cls) -> "Failpoints":
+        """The points that the environment of this process arms. Raises `ConfigError`."""
         log = os.environ.get(LOG_VARIABLE)
-        return cls(parse(os.environ.get(VARIABLE, "")), Path(log) if log else None)
+        text = os.environ.get(VARIABLE, "")
+        file = Path(text[1:]) if text.startswith("@") else None
+        return cls(() if file else parse(text), Path(log) if log else None, file)
 
     def find(self, name: str, rank: int | None, iteration: int | None) -> Armed | None:
         """The entry that this moment matches and that has not fired yet."""
+        if self._file is not None:
+            self._read_again(self._file)
         for entry in self.armed:
             if (
                 entry.name == name
@@ -119,7 +135,7 @@ class Failpoints:
 
     def hit(self, name: str, *, rank: int | None = None, iteration: int | None = None) -> None:
         """Fire if armed for this moment. ``iteration`` is the one in progress (committed + 1)."""
-        if not self.armed:
+        if not self.armed and self._file is None:
             return
         entry = self.find(name, rank, iteration)
         if entry is not None:
@@ -140,6 +156,16 @@ class Failpoints:
                 time.sleep(entry.seconds)
             case _:
                 assert_never(entry.action)
+
+    def _read_again(self, file: Path) -> None:
+        try:
+            stat = file.stat()
+        except FileNotFoundError:
+            return
+        version = (stat.st_mtime_ns, stat.st_size)
+        if version != self._file_version:
+            self._file_version = version
+            self.armed = parse(file.read_text())
 
     def _fired(self, entry: Armed) -> bool:
         if self._log is None or not self._log.exists():

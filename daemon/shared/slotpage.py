@@ -71,6 +71,8 @@ class SlotPage:
     def __init__(self, path: Path, *, create: bool = False) -> None:
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
+            # A new file, not a cut one: whoever still maps the page of the life before keeps it.
+            path.unlink(missing_ok=True)
             path.write_bytes(bytes(_SIZE))
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _SIZE)

@@ -15,7 +15,7 @@ TASK_OVERRIDES: Final[MappingProxyType[str, MappingProxyType[str, Any]]] = Mappi
                 "ppo.init_std": 1.0,
                 "ppo.learning_rate": 1e-3,
                 "ppo.learning_rate_bounds": (1e-5, 1e-2),
-                "ppo.entropy_coef": 0.005,
+                "ppo.entropy_coef": 0.002,
                 "job.iterations": 400,
             }
         ),

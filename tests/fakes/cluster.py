@@ -21,7 +21,9 @@ from rallypoint.daemon.core.policy import LeaderPolicy, NodePolicy
 from rallypoint.daemon.core.records import JobRecord, MemberRecord
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
-STEPS_PER_TIMER = 25
+STEP_S = 0.02
+MESSAGES_PENDING = 3
+"""Training goes no faster than its reports are read."""
 JOB = JobRecord(uid="job", config_hash="hash", versions={})
 
 
@@ -41,6 +43,8 @@ class FakeWorker:
     formed_seen: int = 0
     stop: bool = False
     leave: str = ""
+    frozen: bool = False
+    """Stopped: it does nothing and answers no probe."""
     line: deque[ev.NodeEvent] = field(default_factory=deque)
 
 
@@ -66,7 +70,7 @@ class Cluster:
     ) -> None:
         self.policy = policy
         self.slots = slots
-        self.random = random.Random(seed)
+        self.random = random.Random(seed)  # noqa: S311 - chooses orders and faults
         self.check = check
         self.now = 100.0
         self.nodes: dict[str, FakeNode] = {}
@@ -80,6 +84,8 @@ class Cluster:
         self.leader_line: deque[ev.LeaderEvent] = deque()
         self.leader_timer_s: float | None = None
         self.incarnation = 0
+        self.refuses = 0
+        """How many of the next writes of the leader the store refuses."""
         self.committed: dict[int, int] = {}
         """Iteration -> generation that committed it first."""
         for name in slots:
@@ -116,7 +122,7 @@ class Cluster:
         self.members.pop(name, None)
         for worker in self.workers.values():
             if worker.key.node == name and workers_too:
-                worker.alive = False
+                worker.alive = False  # else they linger until the node's next supervisor
         self._tell_leader(ev.MembersChanged(self._members()))
 
     def elect(self) -> None:
@@ -132,6 +138,19 @@ class Cluster:
         worker.alive = False
         worker.line.append(ev.WorkerExited(worker.key, None, 9, "killed"))
 
+    def freeze(self, worker: FakeWorker) -> None:
+        """SIGSTOP: it does nothing and answers nothing."""
+        worker.frozen = True
+
+    def thaw(self) -> None:
+        """SIGCONT to all."""
+        for worker in self.live():
+            worker.frozen = False
+
+    def refuse(self, writes: int) -> None:
+        """The store refuses the next writes of the leader."""
+        self.refuses = writes
+
     def order(self, name: str, event: ev.NodeEvent) -> None:
         """An operator's or the store's word to one node."""
         self.nodes[name].line.append(event)
@@ -139,7 +158,9 @@ class Cluster:
     # --- running ----------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """One thing happens. False when nothing can happen but the passing of time."""
+        """A little time passes, what is due fires, and one thing happens. False when nothing can."""
+        self.now += STEP_S
+        self._fire_due()
         choices: list[Callable[[], None]] = []
         for fake in self.nodes.values():
             if fake.line:
@@ -152,7 +173,8 @@ class Cluster:
                 )
         if self.leader_line:
             choices.append(lambda: self._lead(self.leader_line.popleft()))
-        choices += [move for w in self.live() if (move := self._move(w)) is not None]
+        awake = [w for w in self.live() if not w.frozen]
+        choices += [move for w in awake if (move := self._move(w)) is not None]
         choices += self._group_moves()
         if not choices:
             return False
@@ -166,6 +188,10 @@ class Cluster:
         if not due:
             return False
         self.now = max(self.now, min(due))
+        self._fire_due()
+        return True
+
+    def _fire_due(self) -> None:
         for fake in list(self.nodes.values()):
             if fake.timer_s is not None and fake.timer_s <= self.now:
                 fake.timer_s = None
@@ -173,16 +199,11 @@ class Cluster:
         if self.leader_timer_s is not None and self.leader_timer_s <= self.now:
             self.leader_timer_s = None
             self._lead(ev.TimerFired())
-        return True
 
     def settle(self, most: int = 4000, until: Callable[[], bool] = lambda: False) -> None:
-        """Run until ``until`` holds. A timer fires when nothing else can happen, and now and then:
-        training goes on without an end."""
-        for count in range(1, most + 1):
-            if until():
-                return
-            moved = self.step()
-            if (not moved or count % STEPS_PER_TIMER == 0) and not self.pass_time() and not moved:
+        """Run until ``until`` holds, or nothing can happen any more."""
+        for _ in range(most):
+            if until() or not (self.step() or self.pass_time()):
                 return
 
     def live(self) -> list[FakeWorker]:
@@ -199,7 +220,6 @@ class Cluster:
             and bool(living)
             and all(w.phase == "training" and w.generation == plan.generation for w in living)
             and plan.world_size == len(living)
-            and not any(w.line for w in self.workers.values())
         )
 
     # --- decisions --------------------------------------------------------------------------------
@@ -258,22 +278,38 @@ class Cluster:
                 case act.SetTimer(at_s=at_s):
                     self.leader_timer_s = at_s
                 case act.ProbeMembers(probe=number, targets=targets):
-                    alive = {w.key for w in self.live()}
-                    there = tuple(key for key in targets if key in alive)
-                    gone = tuple(key for key in targets if key not in alive)
-                    self._tell_leader(ev.ProbeAnswered(number, there, gone, ()))
+                    self._probe(number, targets)
                 case act.PublishPlan(plan=plan, replaces=replaces):
                     self._write_plan(plan, replaces)
                 case act.MarkFormed(generation=generation):
-                    if self.plan is not None and self.plan.generation == generation:
-                        newest = max(self.committed, default=0)
-                        self._write_job(
-                            msgspec.structs.replace(self.job, formed=generation, iteration=newest)
-                        )
+                    self._mark(generation)
                 case act.SetJobState(state=state, reason=reason):
                     self._write_job(msgspec.structs.replace(self.job, state=state, reason=reason))
 
+    def _probe(self, number: int, targets: tuple[WorkerKey, ...]) -> None:
+        alive = {w.key: w.frozen for w in self.live()}
+        there = tuple(key for key in targets if alive.get(key) is False)
+        gone = tuple(key for key in targets if key not in alive)
+        silent = tuple(key for key in targets if alive.get(key) is True)
+        self._tell_leader(ev.ProbeAnswered(number, there, gone, silent))
+
+    def _refused(self, generation: int) -> bool:
+        if self.refuses:
+            self.refuses -= 1
+            self._tell_leader(ev.PublishRefused(generation, "the store does not answer"))
+            return True
+        return False
+
+    def _mark(self, generation: int) -> None:
+        if self._refused(generation):
+            return
+        if self.plan is not None and self.plan.generation == generation:
+            newest = max(self.committed, default=0)
+            self._write_job(msgspec.structs.replace(self.job, formed=generation, iteration=newest))
+
     def _write_plan(self, plan: Plan, replaces: int) -> None:
+        if self._refused(plan.generation):
+            return
         newest = 0 if self.plan is None else self.plan.generation
         if newest != replaces:
             self._tell_leader(ev.PublishRefused(plan.generation, f"generation {newest} is newest"))
@@ -304,7 +340,8 @@ class Cluster:
                 worker.key, "host", 5000 + worker.key.slot, "cpu", 0, 0, self.checkpoint
             )
             return lambda: self._say(worker, "idle", ready)
-        if worker.leave and worker.phase in ("idle", "forming"):
+        waits = worker.phase in ("idle", "forming") or worker.formed_seen < worker.generation
+        if worker.leave and waits:
             return lambda: self._go(worker, worker.leave)
         newer = plan is not None and plan.generation > worker.tried and plan.find(worker.key)
         if worker.phase == "idle" and newer:
@@ -341,7 +378,7 @@ class Cluster:
 
     def blip(self, worker: FakeWorker) -> None:
         """A collective fails though everybody lives."""
-        if worker.phase in ("forming", "training"):
+        if not worker.frozen and worker.phase in ("forming", "training"):
             self._break(worker)
 
     def _go(self, worker: FakeWorker, reason: str) -> None:
@@ -356,7 +393,10 @@ class Cluster:
         for generation in sorted(generations):
             peers = self._peers(generation)
             if not all(
-                p.alive and p.generation == generation and p.phase in ("forming", "training")
+                p.alive
+                and not p.frozen
+                and p.generation == generation
+                and p.phase in ("forming", "training")
                 for p in peers
             ):
                 continue
@@ -388,7 +428,7 @@ class Cluster:
                 moves.append(lambda: self._leave_generation(group))
             elif any(p.stop for p in group):
                 moves.append(lambda: self._stop(group))
-        elif marked and covered:
+        elif marked and covered and all(len(p.line) < MESSAGES_PENDING for p in group):
             moves.append(lambda: self._commit(group, newest))
 
     def _save(self, worker: FakeWorker) -> None:

@@ -40,7 +40,7 @@ class LockStepGroup:
     def _guarded(self, work: Callable[["LockStepRank"], T], rank: "LockStepRank") -> T:
         try:
             return work(rank)
-        except BaseException:
+        except BaseException:  # whatever it was, the others must not wait; it goes on up
             self.barrier.abort()
             raise
 

@@ -1,11 +1,13 @@
 """A worker without torch: speaks the control protocol, obeys plans at once, commits quickly.
 
-All fake workers of a run share one file with the newest committed iteration, in place of a process
-group: rank 0 of the newest plan moves it on, the others report what they read. State hashes are a
-function of the iteration. ``FAKE_WORKER`` holds JSON: ``pause_s`` (time of an iteration) and
-``faults``, a list of ``[action, slot, incarnation, iteration]`` with the actions ``die`` (SIGKILL in
-the middle of a rollout), ``raise`` (a program error), ``exit`` (code 3), ``hang`` (SIGSTOP) and
-``garbage`` (bytes that are no message).
+All fake workers of a run share files in place of a process group: each says which iteration it has
+collected, rank 0 of the newest plan commits once all members have, the others report what they read.
+State hashes are a function of the iteration.
+
+``FAKE_WORKER`` holds JSON: ``faults``, a list of ``[action, slot, incarnation, iteration]``. A fault
+happens in the first iteration from this one on (0: before it is ready) that this life of the worker
+sees. The actions are ``die`` (SIGKILL in the middle of a rollout), ``raise`` (a program error), ``exit``
+(code 3), ``hang`` (SIGSTOP) and ``garbage`` (bytes that are no message).
 """
 
 import argparse
@@ -26,6 +28,8 @@ from rallypoint.daemon.shared.configload import config_hash, from_json
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 from rallypoint.daemon.shared.rundir import RunDir
 from rallypoint.daemon.shared.slotpage import PHASES, SlotPage
+
+ITERATION_S = 0.02
 
 
 class SharedNumber:
@@ -54,6 +58,10 @@ class FakeWorker:
         self.page.put(incarnation=key.incarnation)
         self.options: dict[str, Any] = json.loads(os.environ.get("FAKE_WORKER", "{}"))
         self.committed = SharedNumber(rundir.path / "fake-committed")
+        self.arrived = {
+            slot: SharedNumber(rundir.path / f"fake-arrived-{slot}")
+            for slot in range(self.config.node.workers)
+        }
         self.saved = SharedNumber(rundir.path / "fake-checkpoint")
         self.reported = 0
         self.collecting = 0
@@ -91,9 +99,8 @@ class FakeWorker:
                 checkpoint=None if saved is None else (1, saved),
             )
         )
-        pause_s = float(self.options.get("pause_s", 0.02))
         while True:
-            readable, _, _ = select.select([self.control], [], [], pause_s)
+            readable, _, _ = select.select([self.control], [], [], ITERATION_S)
             if readable:
                 data = self.control.recv(65536)
                 if not data:
@@ -186,7 +193,10 @@ class FakeWorker:
             self.send(
                 messages.Stepped(key=self.key, generation=plan.generation, at_s=time.monotonic())
             )
+        self.arrived[self.key.slot].write(iteration)
         if member.rank == 0:
+            if any((self.arrived[m.key.slot].read() or 0) < iteration for m in plan.members):
+                return
             self.committed.write(iteration)
         elif (self.committed.read() or 0) < iteration:
             return
@@ -249,9 +259,11 @@ class FakeWorker:
         return blocks * self.config.env.block * self.config.ppo.rollout_steps
 
     def fault(self, point: str, iteration: int) -> None:
-        me = [self.key.slot, self.key.incarnation, iteration]
-        for action, *where in self.options.get("faults", []):
-            if where != me or (point == "early") != (iteration == 0):
+        for action, slot, incarnation, first in self.options.get("faults", []):
+            early = first == 0
+            if (slot, incarnation) != (self.key.slot, self.key.incarnation):
+                continue
+            if early != (point == "early") or iteration < first:
                 continue
             match action:
                 case "die":

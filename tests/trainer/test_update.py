@@ -63,8 +63,8 @@ class RankMeans(LockStepRank):
         return total
 
 
+@pytest.mark.slow
 def test_numeric_02_averaging_rank_means_is_caught() -> None:
-    union = one_iteration(config(), ((0, 1, 2, 3),))[0]
     group = LockStepGroup(2)
     group.ranks = [RankMeans(group, rank) for rank in range(2)]
     workers = [make_worker(config(desired_kl=None), blocks) for blocks in ((0, 1, 2), (3,))]
@@ -174,6 +174,7 @@ def test_a_mini_batch_keeps_what_belongs_together() -> None:
         assert torch.equal(batch.value_old, rollout.values[where])
 
 
+@pytest.mark.slow
 def test_numeric_15_the_norm_is_that_of_the_global_gradient() -> None:
     union = one_iteration(config(), ((0, 1, 2, 3),))[0]
     ranks = one_iteration(config(), SHARDS["uneven"])
@@ -183,6 +184,7 @@ def test_numeric_15_the_norm_is_that_of_the_global_gradient() -> None:
         )
 
 
+@pytest.mark.slow
 def test_numeric_15_no_limit_means_no_clipping() -> None:
     without = one_iteration(config(max_grad_norm=None), SHARDS["even"])[0]
     generous = one_iteration(config(max_grad_norm=1e9), SHARDS["even"])[0]
@@ -223,6 +225,7 @@ def test_collectives_and_failpoints_come_in_one_order_on_every_rank() -> None:
         assert rank.hits == ["gae", *["backward_begin", "backward_end", "between_steps"] * STEPS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["gae", "backward_begin", "backward_end", "between_steps"])
 def test_redone_after_a_break_it_is_the_same_to_the_last_bit(where: str) -> None:
     settings = config(dtype="float32")

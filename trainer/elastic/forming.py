@@ -182,6 +182,7 @@ class Former:
             ).start()
         self._group.form(
             PrefixStore("group", store),
+            generation=plan.generation,
             rank=rank,
             world_size=plan.world_size,
             timeout_s=self._timeouts.group_init_s,

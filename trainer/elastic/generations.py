@@ -84,9 +84,7 @@ class Generations(Generic[R]):
     def on_forced_plan(self, plan: Plan) -> None:
         """Called by the link's thread: break off whatever an older generation is waiting in."""
         self._plan_seen_s = time.monotonic()
-        formation = self._formation
-        if formation is None or formation.plan.generation < plan.generation:
-            self.group.release()
+        self.group.release(before=plan.generation)
 
     def set_phase(self, phase: str) -> None:
         """Note where this worker is, for the supervisor and whoever reads the page of a dead one."""
@@ -221,7 +219,7 @@ class Generations(Generic[R]):
         """A collective of the present generation failed; the next `enter` forms a newer one."""
         generation = 0 if self._formation is None else self._formation.plan.generation
         self._formation = None
-        self.group.release()
+        self.group.release(before=self._tried + 1)
         self.ledger.switch("recovery")
         self._report_broken(generation, error)
 

@@ -3,6 +3,12 @@
 Gloo cannot abort a collective: a peer that closed makes it raise at once, but a silent one blocks it
 until its timeout. `ProcessGroup.release` ends it from another thread by shutting down the connected
 sockets that the group opened; never a listening one, which would end the process.
+
+Gloo at times loses either signal: every connection is closed, and still an operation in its own thread
+waits for its timeout (seen in one of three releases of a stopped peer on a busy machine). So nobody
+waits inside gloo: operations run in gloo's thread, gradients included (DDP's hook), and whoever needs
+one waits for its end or the release. A group with an operation that is stuck is put aside until that has
+timed out, since the end of the group would wait for it.
 """
 
 import contextlib
@@ -17,6 +23,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.distributed_c10d import Store, _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
@@ -49,13 +56,21 @@ class ProcessGroup:
         self._sockets: dict[int, str] = {}
         self._lock = threading.Lock()
         self._released = False
+        self._generation = 0
+        self._pending: dist.Work | None = None
+        self._wake = threading.Event()
+        self._stuck: list[tuple[object, dist.Work]] = []
 
-    def form(self, store: Store, *, rank: int, world_size: int, timeout_s: float) -> None:
+    def form(
+        self, store: Store, *, generation: int, rank: int, world_size: int, timeout_s: float
+    ) -> None:
         """Build the group. Raises `GroupBroken` when a member does not come within the timeout.
 
         The timeout is short while the group is being built (a peer lost meanwhile costs up to five
         times of it) and is raised afterwards.
         """
+        with self._lock:
+            self._generation = generation
         before = _sockets()
         hook = sys.excepthook  # every init wraps it once more and never unwinds
         try:
@@ -80,10 +95,14 @@ class ProcessGroup:
     def released(self) -> bool:
         return self._released
 
-    def release(self) -> int:
-        """Make every collective of the group raise, from any thread. Number of sockets shut."""
+    def release(self, *, before: int) -> int:
+        """Make every collective of the group raise, from any thread, if it is that of a generation
+        before this one. Number of sockets shut."""
         with self._lock:
+            if self._generation >= before:
+                return 0
             self._released = True
+            self._wake.set()
             return sum(_shut(fd, link) for fd, link in self._sockets.items())
 
     def close(self) -> None:
@@ -92,11 +111,32 @@ class ProcessGroup:
             self._sockets = {}
         self._destroy()
 
+    @property
+    def set_aside(self) -> int:
+        """Groups that wait for a stuck operation to time out."""
+        return len(self._stuck)
+
     def _destroy(self) -> None:
-        if dist.is_initialized():
-            # A broken group may complain on its way out; it is gone either way.
-            with contextlib.suppress(RuntimeError):
-                dist.destroy_process_group()
+        if not dist.is_initialized():
+            return
+        if self._pending is not None and not self._pending.is_completed():
+            self._stuck.append((dist.group.WORLD, self._pending))
+        self._pending = None
+        # A broken group may complain on its way out; it is gone either way.
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
+        self._stuck = [(group, work) for group, work in self._stuck if not work.is_completed()]
+
+    def _wait(self, work: dist.Work) -> None:
+        """Wait until an operation has ended or the group is released, whichever comes first."""
+        self._pending = work
+        self._wake = wake = threading.Event()
+        work.get_future().add_done_callback(lambda _: wake.set())
+        if not self._released:
+            wake.wait()
+        if self._released and not work.is_completed():
+            raise GroupBroken("the supervisor released this generation")
+        work.wait()  # at its end (its future is told a little earlier): only says how it ended
 
     @contextlib.contextmanager
     def guard(self, name: str) -> Iterator[None]:
@@ -112,22 +152,38 @@ class ProcessGroup:
 
     def all_gather(self, value: Tensor) -> list[Tensor]:
         out = [torch.empty_like(value) for _ in range(dist.get_world_size())]
-        dist.all_gather(out, value)
+        self._wait(_started(dist.all_gather(out, value, async_op=True)))
         return out
 
     def all_reduce_sum(self, value: Tensor) -> Tensor:
-        dist.all_reduce(value)
+        self._wait(_started(dist.all_reduce(value, async_op=True)))
         return value
 
     def broadcast(self, value: Tensor, source: int) -> None:
-        dist.broadcast(value, source)
+        self._wait(_started(dist.broadcast(value, source, async_op=True)))
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """DDP without its constructor's broadcast, which would take rank 0 for the source."""
         with warnings.catch_warnings():
             # The option's successor does not exist on every torch that we support.
             warnings.filterwarnings("ignore", message=".*broadcast_buffers.*")
-            return DistributedDataParallel(module, broadcast_buffers=False, init_sync=False)
+            wrapped = DistributedDataParallel(module, broadcast_buffers=False, init_sync=False)
+        wrapped.register_comm_hook(None, self._reduce_gradients)
+        return wrapped
+
+    def _reduce_gradients(self, _: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Average a bucket over ranks, as DDP would, but in a wait that can be ended."""
+        gradients = bucket.buffer().div_(dist.get_world_size())
+        self._wait(_started(dist.all_reduce(gradients, async_op=True)))
+        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        done.set_result(gradients)
+        return done
+
+
+def _started(work: dist.Work | None) -> dist.Work:
+    if work is None:
+        raise RuntimeError("this process is not a member of the group: a programming error")
+    return work
 
 
 def _sockets() -> dict[int, str]:

@@ -10,8 +10,10 @@ from rallypoint.trainer.envs.base import EnvSpec
 from rallypoint.trainer.envs.embedded import EMBEDDED, Array, Outcome, between
 from rallypoint.trainer.envs.mujoco_env import MujocoEnv
 
+STEP_DT_S: Final = 0.02
 MAX_CART_POSITION_M: Final = 2.0
 MAX_POLE_ANGLE_RAD: Final = 0.4
+FALL_PENALTY: Final = 0.2
 START_RANGE: Final = 0.1
 """Positions (m, rad) and velocities (m/s, rad/s) start within this of zero."""
 
@@ -32,16 +34,16 @@ MJCF: Final = """
     </body>
   </worldbody>
   <actuator>
-    <motor joint="slider" gear="10" ctrlrange="-1 1" ctrllimited="true"/>
+    <motor joint="slider" gear="6" ctrlrange="-1 1" ctrllimited="true"/>
   </actuator>
 </mujoco>
 """
 
 
 class CartPole(MujocoEnv):
-    """Observation (4): cart position, pole angle from upright, and their rates. Reward per step: 1,
-    less for angle and distance from the middle, less a little for effort; an episode is terminated
-    when either leaves its bounds."""
+    """Observation (4): cart position, pole angle from upright, and their rates. Reward rate, per
+    second: 1, less for angle and distance from the middle, less a little for effort; an episode is
+    terminated when either leaves its bounds."""
 
     start_draws = 4
 
@@ -51,7 +53,7 @@ class CartPole(MujocoEnv):
             obs_dims={"actor": 4},
             action_dim=1,
             max_episode_steps=300,
-            step_dt_s=0.02,
+            step_dt_s=STEP_DT_S,
             capabilities=EMBEDDED,
         )
         super().__init__(spec, MJCF, seed=seed, dtype=dtype)
@@ -68,7 +70,8 @@ class CartPole(MujocoEnv):
         position, angle = np.abs(self._view("qpos")).T
         terminated = diverged | (position > MAX_CART_POSITION_M) | (angle > MAX_POLE_ANGLE_RAD)
         cost = 0.5 * (angle / MAX_POLE_ANGLE_RAD) ** 2 + 0.2 * (position / MAX_CART_POSITION_M) ** 2
-        reward = np.where(terminated, -1.0, 1.0 - cost - 0.01 * force[:, 0] ** 2)
+        rate = 1.0 - cost - 0.01 * force[:, 0] ** 2
+        reward = STEP_DT_S * rate - FALL_PENALTY * terminated
         return Outcome(reward, terminated, {"pole_angle_rad": angle})
 
     def _observe(self) -> dict[str, Array]:

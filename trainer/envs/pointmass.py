@@ -16,14 +16,14 @@ START_RANGE_M: Final = 1.0
 TARGET_RANGE_M: Final = 1.0
 ARENA_RADIUS_M: Final = 2.5
 """An episode is terminated out here."""
-LEAVE_PENALTY: Final = 5.0
+LEAVE_PENALTY: Final = 0.5
 
 
 class PointMass(EmbeddedEnv):
     """Double integrator with damping; actions are accelerations in units of the greatest.
 
-    Observation (6): vector to the target, velocity, position. Reward per step: 1 at the target,
-    falling with distance, less a little for effort.
+    Observation (6): vector to the target, velocity, position. Reward rate, per second: 1 at the
+    target, falling with distance, less a little for effort.
     """
 
     start_draws = 4
@@ -57,7 +57,8 @@ class PointMass(EmbeddedEnv):
         position += STEP_DT_S * velocity
         distance = np.sqrt(row_sum((self._state["target"] - position) ** 2))
         terminated = row_sum(position**2) > ARENA_RADIUS_M**2
-        reward = 1.0 / (1.0 + distance) - 0.02 * row_sum(force**2) - LEAVE_PENALTY * terminated
+        rate = 1.0 / (1.0 + distance) - 0.02 * row_sum(force**2)
+        reward = STEP_DT_S * rate - LEAVE_PENALTY * terminated
         return Outcome(reward, terminated, {"distance_m": distance})
 
     def _observe(self) -> dict[str, Array]:

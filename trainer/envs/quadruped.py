@@ -29,7 +29,7 @@ COMMAND_HIGH: Final = np.array([1.0, 0.3, 0.6])
 """Ranges of the command: forward and lateral velocity (m/s), yaw rate (rad/s)."""
 ACTION_SCALE_RAD: Final = 0.25
 ACTION_BOUND: Final = 4.0
-ACTION_SMOOTHING: Final = 0.5
+ACTION_SMOOTHING: Final = 0.7
 """Part of the way from the last action to the new one that is gone per step: a low-pass filter, so
 that exploration noise moves the legs instead of shaking them."""
 START_JOINT_NOISE_RAD: Final = 0.1
@@ -52,10 +52,11 @@ class Weights:
     VERTICAL_VELOCITY = -2.0
     ROLL_PITCH_RATE = -0.05
     TILT = -2.5
-    HEIGHT = -50.0
+    HEIGHT = -20.0
     ACTION_CHANGE = -0.01
     TORQUE = -2e-4
     SWING = 0.25
+    TROT = 0.5
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,10 @@ class _BaseMotion:
 
 
 class QuadrupedVelocity(MujocoEnv):
-    """Observation (48): base linear and angular velocity, gravity direction, command, joint positions
-    off the default pose, joint velocities, last action. Actions (12) are joint position targets, off
-    the default pose, in units of `ACTION_SCALE_RAD`. Terminated when the base tips over or sinks."""
+    """Observation (48): base linear and angular velocity and gravity direction in the base frame,
+    command, joint positions off the default pose, joint velocities, last filtered action. Actions
+    (12) are joint position targets off the default pose, in units of `ACTION_SCALE_RAD`; a low-pass
+    filter follows. An episode is terminated when the base tips over or sinks."""
 
     start_draws = 1 + 12 + 3  # yaw, joints, command
 
@@ -113,7 +115,7 @@ class QuadrupedVelocity(MujocoEnv):
         base = self._base_motion()
         error = self._state["command"][:, :2] - base.linear_m_s[:, :2]
         error_squared = row_sum(error**2)
-        rate = self._reward_rate(base, error_squared, change, self._swing(feet_n))
+        rate = self._reward_rate(base, error_squared, change) + self._gait_rate(feet_n)
         height = self._view("qpos")[:, 2]
         tipped = base.gravity[:, 2] > GREATEST_TILT_GRAVITY
         terminated = diverged | tipped | (height < LEAST_HEIGHT_M)
@@ -134,9 +136,7 @@ class QuadrupedVelocity(MujocoEnv):
         ]
         return {"actor": np.concatenate(parts, axis=1)}
 
-    def _reward_rate(
-        self, base: _BaseMotion, error_squared: Array, change: Array, swing: Array
-    ) -> Array:
+    def _reward_rate(self, base: _BaseMotion, error_squared: Array, change: Array) -> Array:
         yaw_error = self._state["command"][:, 2] - base.angular_rad_s[:, 2]
         torque = (
             STIFFNESS_N_M_RAD * (self._view("ctrl") - self._view("qpos")[:, 7:])
@@ -151,21 +151,24 @@ class QuadrupedVelocity(MujocoEnv):
             + Weights.HEIGHT * (self._view("qpos")[:, 2] - HEIGHT_TARGET_M) ** 2
             + Weights.ACTION_CHANGE * row_sum(change**2)
             + Weights.TORQUE * row_sum(torque**2)
-            + Weights.SWING * swing
         )
         return rate
 
-    def _swing(self, feet_n: Array) -> Array:
-        """Sum over feet that touch down now of (time in the air - target), in seconds, where the
-        command asks for motion; keeps the clock of each foot."""
+    def _gait_rate(self, feet_n: Array) -> Array:
+        """Reward rate of the gait where the command asks for motion: for each foot that touches down
+        now its time in the air above the target, and for standing on one diagonal pair of feet
+        alone. Keeps the clock of each foot."""
         air_time_s = self._state["air_time_s"]
         contact = feet_n > CONTACT_FORCE_N
         landed = contact & (air_time_s > 0.0)
         air_time_s += STEP_DT_S
-        credit = row_sum(np.where(landed, air_time_s - SWING_TARGET_S, 0.0))
+        swing = row_sum(np.where(landed, air_time_s - SWING_TARGET_S, 0.0))
         air_time_s[contact] = 0.0
+        front_left, front_right, rear_left, rear_right = contact.T
+        trot = (front_left == rear_right) & (front_right == rear_left) & (front_left != front_right)
         moving = row_sum(np.abs(self._state["command"][:, :2])) > 0.1
-        return credit * moving
+        rate: Array = moving * (Weights.SWING * swing + Weights.TROT * trot)
+        return rate
 
     def _renew_commands(self) -> None:
         """Draw new commands where it is time; never on an episode's last step."""

@@ -9,8 +9,8 @@ CALF_M: Final = 0.2
 FOOT_RADIUS_M: Final = 0.022
 STAND_HEIGHT_M: Final = 0.32
 """Height of the base where episodes start: just above standing."""
-STIFFNESS_N_M_RAD: Final = 25.0
-DAMPING_N_M_S_RAD: Final = 0.5
+STIFFNESS_N_M_RAD: Final = 30.0
+DAMPING_N_M_S_RAD: Final = 0.8
 
 LEGS: Final = (("FL", 1, 1), ("FR", 1, -1), ("RL", -1, 1), ("RR", -1, -1))
 """Name, sign of x (front +), sign of y (left +); joints and sensors are in this order, each leg

@@ -1,0 +1,112 @@
+"""A real job for a benchmark: ``rallypoint run`` in a directory of its own."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+from rallypoint.daemon.commands.client import AdminClient, NoSupervisorError
+from rallypoint.daemon.executors.processes import end_earlier
+from rallypoint.daemon.shared.errors import ProtocolError
+from rallypoint.daemon.shared.rundir import RunDir
+from rallypoint.ops.bench import processes
+from rallypoint.ops.bench.processes import BenchError, Deadline
+
+START_BOUND_S: Final = 120.0
+STOP_BOUND_S: Final = 60.0
+_POLL_S: Final = 0.05
+
+
+class JournalReader:
+    """Reads ``journal.jsonl`` while it grows; whole lines only."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self.lines: list[dict[str, Any]] = []
+        """Everything read so far."""
+
+    def read(self) -> list[dict[str, Any]]:
+        """The lines that are new since the last call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        new = [json.loads(line) for line in whole.splitlines() if line.strip()]
+        self.lines += new
+        return new
+
+
+class Job:
+    """A supervisor with its workers, from ``with`` to the end of the block."""
+
+    def __init__(self, directory: Path, workers: int, settings: Sequence[str]) -> None:
+        """``settings`` are further ``section.key=value``."""
+        self.rundir = RunDir(directory / "run")
+        self.workers = workers
+        self.log = directory / "supervisor.log"
+        self.journal = JournalReader(self.rundir.journal)
+        self._command = [
+            *(sys.executable, "-m", "rallypoint.daemon.cli", "run"),
+            *("--dir", str(self.rundir.path), "--job", "bench"),
+            *("--workers", str(workers), "--metrics-port", "0", "--set", "log.format=json"),
+            *(word for setting in settings for word in ("--set", setting)),
+        ]
+
+    def __enter__(self) -> Self:
+        self._process = processes.start(self._command, self.log)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            with AdminClient(self.rundir.path) as client:
+                client.ask(command="stop")
+                client.wait_for_end(STOP_BOUND_S)
+        except (NoSupervisorError, ProtocolError, TimeoutError):
+            pass  # it has ended by itself, or it is ended below
+        processes.end(self._process, STOP_BOUND_S)
+        end_earlier(self.rundir)  # nothing is left, whatever became of the supervisor
+
+    def status(self) -> dict[str, Any] | None:
+        """The status document; None while there is no supervisor to ask yet. Raises `BenchError`
+        when it has ended."""
+        if self._process.poll() is not None:
+            raise BenchError(
+                f"the job ended with exit code {self._process.returncode}; the end of {self.log}:\n"
+                f"{processes.tail(self.log)}"
+            )
+        try:
+            with AdminClient(self.rundir.path) as client:
+                document: dict[str, Any] = client.ask(command="status")["status"]
+        except NoSupervisorError:
+            return None
+        return document
+
+    def wait_for(
+        self, what: str, condition: Callable[[dict[str, Any]], bool], bound_s: float
+    ) -> dict[str, Any]:
+        """The first status that meets the condition. Raises `BenchError` after ``bound_s``."""
+        deadline = Deadline(what, bound_s, self.log)
+        while True:
+            status = self.status()
+            if status is not None and condition(status):
+                return status
+            deadline.check()
+            time.sleep(_POLL_S)
+
+    def wait_until_complete(self, bound_s: float) -> dict[str, Any]:
+        """Wait until every slot trains in one generation, and all have made a step in it."""
+
+        def complete(status: dict[str, Any]) -> bool:
+            return (
+                status["world_size"] == self.workers
+                and all(worker["state"] == "training" for worker in status["workers"])
+                and status["last_change"]["seconds"]["total"] is not None
+            )
+
+        return self.wait_for(f"training with {self.workers} workers", complete, bound_s)

@@ -1,0 +1,78 @@
+"""Processes that a benchmark starts, each with an end: asked, then killed, also when we die first."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from rallypoint.daemon.shared.errors import RallypointError
+
+_PR_SET_PDEATHSIG: Final = 1
+_PREFIX: Final = "RALLYPOINT_"
+
+
+class BenchError(RallypointError):
+    """A benchmark could not be carried out; the message says what was waited for, and where to look."""
+
+
+def environment() -> dict[str, str]:
+    """Ours, without settings of rallypoint (a result depends on the command line alone) and with one
+    thread a process, as the supervisor gives it to its workers."""
+    inherited = {name: v for name, v in os.environ.items() if not name.startswith(_PREFIX)}
+    return {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **inherited}
+
+
+def start(
+    command: Sequence[str], log: Path, extra: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a process that writes both outputs into ``log``; it gets SIGTERM when this one dies."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**environment(), **(extra or {})},
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - a benchmark has no other threads
+        )
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def end(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """SIGTERM, and SIGKILL when it is still there after ``grace_s``."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def tail(path: Path, lines: int = 5) -> str:
+    """The last lines of a log, for messages."""
+    text = path.read_text(errors="replace") if path.exists() else ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+class Deadline:
+    """A bound on a wait."""
+
+    def __init__(self, what: str, bound_s: float, log: Path) -> None:
+        self._what, self._bound_s, self._log = what, bound_s, log
+        self._end_s = time.monotonic() + bound_s
+
+    def check(self) -> None:
+        """Raises `BenchError` when the time is over."""
+        if time.monotonic() > self._end_s:
+            raise BenchError(
+                f"{self._what} did not happen within {self._bound_s:g} s; the end of {self._log}:\n"
+                f"{tail(self._log)}"
+            )

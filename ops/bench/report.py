@@ -1,0 +1,131 @@
+"""Figures of a benchmark as one JSON document, and that document as text."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from rallypoint.ops.bench.peer import BOUND_S, PeerKill
+from rallypoint.ops.bench.recovery import PHASES, Kill, Recovery
+
+Figures = dict[str, float | int | None]
+
+
+def summary(values: Iterable[float | None]) -> Figures:
+    """p50, p95 and greatest of the values that are there, and how many they are. Percentiles are
+    interpolated linearly between the two nearest."""
+    present = [value for value in values if value is not None]
+    if not present:
+        return {"n": 0, "p50": None, "p95": None, "max": None}
+    p50, p95 = np.percentile(present, [50, 95])
+    return {"n": len(present), "p50": float(p50), "p95": float(p95), "max": max(present)}
+
+
+def recovery_document(
+    recovery: Recovery, peers: Sequence[PeerKill], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Everything that one run of ``bench recovery`` found."""
+    kills = recovery.kills
+    beyond = [_less(_total(kill), recovery.step_s) for kill in kills]
+    document: dict[str, Any] = {
+        "benchmark": "recovery",
+        **settings,
+        "recovered": sum(kill.recovered for kill in kills),
+        "survivors_kept": sum(kill.survivors_kept for kill in kills),
+        "hash_mismatches": recovery.hash_mismatches,
+        "iterations": recovery.iterations,
+        "optimiser_step_s": recovery.step_s,
+        "seconds": {phase: summary(kill.seconds[phase] for kill in kills) for phase in PHASES},
+        "beyond_step": summary(beyond),
+        "beyond_step_and_rollout": summary(
+            _less(value, kill.rollout_s) for value, kill in zip(beyond, kills, strict=True)
+        ),
+        "back": summary(kill.back_s for kill in kills),
+        "error": recovery.error,
+        "kills": [asdict(kill) for kill in kills],
+        "peer": None,
+    }
+    if peers:
+        document["peer"] = _peer(peers, document["seconds"]["total"]["p50"])
+    return document
+
+
+def recovery_text(document: Mapping[str, Any]) -> str:
+    """The document as a table."""
+    kills = document["kills"]
+    outcome = (
+        f"{document['recovered']} of {len(kills)} kills recovered, survivors kept their process in "
+        f"{document['survivors_kept']}, {document['hash_mismatches']} hash mismatches, "
+        f"{document['iterations']} iterations committed"
+    )
+    lines = [
+        f"{document['task']}, {document['workers']} workers, seed {document['seed']}: {outcome}",
+        "",
+        f"{'seconds from the kill':<34}{'n':>4}{'p50':>9}{'p95':>9}{'max':>9}",
+        *(_row(phase, document["seconds"][phase]) for phase in PHASES),
+        _row("total - optimiser step", document["beyond_step"]),
+        _row("total - optimiser step - rollout", document["beyond_step_and_rollout"]),
+        _row("replacement trains", document["back"]),
+        "",
+        f"one optimiser step: {_seconds(document['optimiser_step_s'])} s (median)",
+        "rollout: for how long survivors went on collecting meanwhile",
+    ]
+    peer = document["peer"]
+    if peer is not None:
+        lines += [
+            f"torchrun, same machine, {document['workers']} workers, {len(peer['kills'])} kill(s): "
+            f"all ranks train again after {_bounded(peer['all_s'])} s, "
+            f"{'-' if peer['ratio'] is None else format(peer['ratio'], '.0f')} times our total p50"
+            + (" or more" if peer["not_back"] else "")
+        ]
+    if document["error"] is not None:
+        lines.append(f"ended early: {document['error']}")
+    return "\n".join(lines)
+
+
+def kill_text(number: int, kill: Kill) -> str:
+    """One kill, as it is over."""
+    if not kill.recovered:
+        return f"kill {number}: {kill.worker} in {kill.phase}: NOT RECOVERED"
+    return (
+        f"kill {number}: {kill.worker} in {kill.phase}: next step of all survivors after "
+        f"{_seconds(_total(kill))} s, replacement after {_seconds(kill.back_s)} s"
+    )
+
+
+def _peer(peers: Sequence[PeerKill], ours_s: float | None) -> dict[str, Any]:
+    """A kill that torchrun did not come back from counts as the bound: the ratio is then a least one."""
+    times = [BOUND_S if peer.all_s is None else peer.all_s for peer in peers]
+    p50 = summary(times)["p50"]
+    return {
+        "system": "torchrun --standalone --max-restarts=3, gloo, plain DDP loop",
+        "bound_s": BOUND_S,
+        "not_back": sum(peer.all_s is None for peer in peers),
+        "all_s": p50,
+        "ratio": None if ours_s is None or p50 is None else p50 / ours_s,
+        "kills": [asdict(peer) for peer in peers],
+    }
+
+
+def _total(kill: Kill) -> float | None:
+    return kill.seconds["total"]
+
+
+def _less(value: float | None, amount: float | None) -> float | None:
+    return None if value is None or amount is None else value - amount
+
+
+def _row(name: str, figures: Mapping[str, Any]) -> str:
+    columns = "".join(f"{_seconds(figures[key]):>9}" for key in ("p50", "p95", "max"))
+    return f"{name:<34}{figures['n']:>4}{columns}"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _bounded(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"more than {BOUND_S:g}" if value >= BOUND_S else f"{value:.1f}"

@@ -1,0 +1,178 @@
+"""Reference pages made from the code: ``python -m rallypoint.ops.docs`` rewrites them.
+
+``docs/metrics.md`` comes from the table of metrics, ``docs/configuration.md`` from the configuration's
+dataclasses and the strings under their fields. A test refuses pages that differ from the code.
+"""
+
+import ast
+import inspect
+import sys
+import textwrap
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, Final
+
+from rallypoint.daemon.executors import metrics
+from rallypoint.daemon.shared import configload, timeouts
+from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.tasks import TASK_OVERRIDES
+
+FOLDER: Final = Path(__file__).resolve().parents[1] / "docs"
+_NOTE: Final = (
+    "<!-- Written by `python -m rallypoint.ops.docs`; change the code, not this page. -->"
+)
+
+
+def pages() -> dict[str, str]:
+    """Name of each page, and its text as the code says it now."""
+    return {"metrics.md": metrics_page(), "configuration.md": configuration_page()}
+
+
+def metrics_page() -> str:
+    """Every metric of the supervisor's table."""
+    rows = [
+        (
+            f"`rallypoint_{spec.name}`",
+            spec.kind,
+            "<br>".join(f"{name}: {', '.join(values)}" for name, values in spec.labels.items()),
+            spec.help,
+        )
+        for spec in metrics.TABLE
+    ]
+    return _page(
+        "Metrics",
+        """
+        The supervisor serves Prometheus text at `/metrics` (`rallypoint status` shows the address), `/healthz`
+        (200 while it lives) and `/readyz` (200 while the job runs, else 503 with the reason). Workers report to
+        the supervisor, so a dead worker leaves no series behind; counters add up over all lives of workers.
+        Every label value exists from the start.
+        """,
+        _table(("metric", "kind", "labels", "meaning"), rows),
+        """
+        Figures of the newest committed iteration come as gauges `rallypoint_train_<figure>`, whatever the task
+        and the algorithm report (`rallypoint_train_episode_return_mean`, `rallypoint_train_policy_loss`,
+        `rallypoint_train_learning_rate`, …): global sums or means over all ranks, never one rank's view.
+
+        Env steps are accounted for once: `rallypoint_env_steps_total` counts what entered a committed
+        iteration, `rallypoint_env_steps_lost_total` what was collected and did not (`died`: with its process;
+        `dropped`: a worker took another's state, or left; `cut`: no part of the present algorithm cuts, so
+        it stays 0). `rallypoint_wall_seconds_total` adds up to the wall time of the workers.
+        """,
+    )
+
+
+def configuration_page() -> str:
+    """Every key with its type, default and meaning; overrides of tasks; derived timeouts."""
+    parts = [
+        """
+        TOML. Precedence: command line (`--set section.key=value`) over the environment
+        (`RALLYPOINT_<SECTION>__<KEY>`) over the file over the task's overrides over these defaults.
+        `rallypoint config JOB.toml` prints the merged values and where each comes from. `none` unsets a key
+        that may be unset. A key that does not exist is refused (exit code 2) with the nearest one that does,
+        and so is a value out of range, with its origin.
+
+        Workers of one job must agree on `job.seed` and everything in `[env]` and `[ppo]`: a run's directory
+        that was made with other values is refused, with the difference.
+        """
+    ]
+    documented = docstrings(Config)
+    for section in fields(Config):
+        kind = typing.cast(type, section.type)
+        keys, types = docstrings(kind), typing.get_type_hints(kind)
+        defaults = kind()
+        rows = [
+            (
+                f"`{section.name}.{name}`",
+                type_text(types[name]),
+                f"`{configload.shown(f'{section.name}.{name}', getattr(defaults, name))}`",
+                _markdown(text),
+            )
+            for name, text in keys.items()
+        ]
+        parts += [f"## [{section.name}]", documented.get(section.name, "")]
+        parts.append(_table(("key", "type", "default", "meaning"), rows))
+    parts += [
+        "## Overrides of tasks",
+        "A task sets these over the defaults, so that it learns well.",
+    ]
+    parts.append(_table(("task", "overrides"), _overrides()))
+    parts += [
+        "## Derived timeouts",
+        "From `membership.detect_s`, in one place; here for the defaults and two workers. "
+        "`rallypoint config` prints those of a job, and refuses values that nest wrongly.",
+        _table(("timeout", "seconds", "meaning"), _timeouts()),
+    ]
+    return _page("Configuration", *parts)
+
+
+def docstrings(kind: type) -> dict[str, str]:
+    """The string under each field of a dataclass, by field, in the order of the source."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(node, ast.ClassDef)  # noqa: S101 - the source of a class is one
+    found: dict[str, str] = {}
+    for field, after in zip(node.body, node.body[1:], strict=False):
+        match field, after:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[name] = inspect.cleandoc(text)
+    return found
+
+
+def type_text(kind: Any) -> str:
+    """A type as a reader of the page knows it."""
+    arguments = typing.get_args(kind)
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(f"`{choice!r}`".replace("'", '"') for choice in arguments)
+    if typing.get_origin(kind) is tuple:
+        one = type_text(arguments[0])
+        return f"list of {one}" if Ellipsis in arguments else f"{len(arguments)} × {one}"
+    if NoneType in arguments:
+        return " or ".join([*(type_text(a) for a in arguments if a is not NoneType), "none"])
+    return {int: "integer", float: "number", str: "text", bool: "true or false"}[kind]
+
+
+def _overrides() -> Iterable[tuple[str, str]]:
+    for task, values in TASK_OVERRIDES.items():
+        shown = (f"`{key} = {configload.shown(key, value)}`" for key, value in values.items())
+        yield f"`{task}`", "<br>".join(shown)
+
+
+def _timeouts() -> Iterable[tuple[str, str, str]]:
+    derived = timeouts.derive(Config())
+    for name, text in docstrings(timeouts.Timeouts).items():
+        yield f"`{name}`", f"{getattr(derived, name):g}", _markdown(text)
+
+
+def _page(title: str, *parts: str) -> str:
+    texts = [textwrap.dedent(part).strip() for part in parts]
+    return "\n\n".join([_NOTE, f"# {title}", *filter(None, texts)]) + "\n"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _markdown(text: str) -> str:
+    """The marks of a docstring as those of a page."""
+    return text.replace("``", "`")
+
+
+def write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write the pages into a folder."""
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(FOLDER, pages())
+    sys.stdout.write(f"wrote {', '.join(pages())} in {FOLDER}\n")

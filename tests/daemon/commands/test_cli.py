@@ -1,0 +1,172 @@
+"""The command line: exit codes, messages, and what is loaded when."""
+
+import socket
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rallypoint import __version__
+from rallypoint.daemon import cli
+from rallypoint.daemon.commands import progress
+from rallypoint.daemon.executors.dirlock import DirectoryLock
+from rallypoint.daemon.shared.rundir import RunDir
+
+Captured = pytest.CaptureFixture[str]
+
+
+def run(directory: Path, *options: str) -> int:
+    return cli.main(["run", "--dir", str(directory), "--metrics-port", "0", *options])
+
+
+def error(capsys: Captured) -> str:
+    """The one line that was printed to stderr."""
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert line.startswith("rallypoint: ")
+    return line
+
+
+def test_help_lists_every_command(capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in ("run", "status", "stop", "drain", "config", "eval"))
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"rallypoint {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["explode"], ["run", "--explode"], ["status"]])
+def test_wrong_usage_exits_2(arguments: list[str], capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_config_prints_toml_with_the_source_of_each_value(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text("[job]\nseed = 7\n")
+    monkeypatch.setenv("RALLYPOINT_PPO__EPOCHS", "2")
+    assert cli.main(["config", str(file), "--workers", "3", "--set", "ppo.gamma=0.9"]) == 0
+    text = capsys.readouterr().out
+    printed = tomllib.loads(text)
+    assert printed["job"]["seed"] == 7
+    assert (printed["node"]["workers"], printed["ppo"]["gamma"]) == (3, 0.9)
+    lines = {line.split(" = ")[0]: line for line in text.splitlines() if " = " in line}
+    assert lines["seed"].endswith(f"# {file}")
+    assert lines["workers"].endswith("# --workers")
+    assert lines["gamma"].endswith("# --set")
+    assert lines["epochs"].endswith("# environment variable RALLYPOINT_PPO__EPOCHS")
+    assert lines["hidden"].endswith("# task quadruped-velocity")
+    assert lines["lam"].endswith("# default")
+    assert "# group_init_s" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (["--set", "ppo.gama=1"], ["'ppo.gama'", "'ppo.gamma'"]),
+        (["--set", "env.block=12"], ["env.block = 12"]),
+        (["--workers", "x"], ["node.workers = 'x'", "--workers", "an integer"]),
+        (["missing.toml"], ["missing.toml", "No such file"]),
+    ],
+)
+def test_a_bad_configuration_exits_2_in_one_line_and_touches_nothing(
+    tmp_path: Path, capsys: Captured, options: list[str], parts: list[str]
+) -> None:
+    assert run(tmp_path / "run", *options) == 2
+    line = error(capsys)
+    assert all(part in line for part in parts)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_supervisor_exits_2(tmp_path: Path, capsys: Captured) -> None:
+    with DirectoryLock(RunDir(tmp_path)):
+        assert run(tmp_path) == 2
+    line = error(capsys)
+    assert "another supervisor (pid " in line
+    assert str(tmp_path) in line
+
+
+def test_a_taken_port_exits_2_before_any_worker(tmp_path: Path, capsys: Captured) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert run(tmp_path, "--metrics-port", str(taken.getsockname()[1])) == 2
+    assert "the port is in use" in error(capsys)
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_directory_that_is_none_exits_2(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "file").write_text("")
+    assert run(tmp_path / "file" / "run") == 2
+    assert "cannot be written" in error(capsys)
+
+
+def test_a_damaged_state_exits_2_and_stays(tmp_path: Path, capsys: Captured) -> None:
+    RunDir(tmp_path).state.write_text("{")
+    assert run(tmp_path) == 2
+    assert "damaged" in error(capsys)
+    assert RunDir(tmp_path).state.read_text() == "{"
+
+
+def test_fresh_on_a_used_directory_exits_2(tmp_path: Path, capsys: Captured) -> None:
+    RunDir(tmp_path).state.write_text("{}")
+    assert run(tmp_path, "--fresh") == 2
+    assert "--fresh" in error(capsys)
+
+
+@pytest.mark.parametrize("command", ["status", "stop", "drain"])
+def test_nobody_there_exits_3(tmp_path: Path, capsys: Captured, command: str) -> None:
+    assert cli.main([command, "--dir", str(tmp_path)]) == 3
+    assert "no supervisor answers" in error(capsys)
+
+
+@pytest.mark.slow
+def test_only_the_command_that_is_asked_for_is_loaded() -> None:
+    code = (
+        "import sys; from rallypoint.daemon import cli\n"
+        "cli.main(['status', '--dir', '/nonexistent'])\n"
+        "print([n for n in ('asyncio', 'structlog', 'rich', 'torch', 'prometheus_client')"
+        " if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+STATUS = {
+    "state": "running",
+    "iteration": 12,
+    "generation": 3,
+    "world_size": 2,
+    "last_change": {"cause": "worker_lost", "seconds": {"total": 0.25}},
+    "workers": [{"state": "warming"}, {"state": "starting"}],
+}
+
+
+def test_the_progress_line_says_what_matters() -> None:
+    line = progress.describe(STATUS, {"episode_return_mean": 1.5}, 3456.7, 400)
+    assert line == (
+        "iteration 12/400 | return 1.50 | 3,457 env-steps/s | world size 2, generation 3 | "
+        "last recovery 0.25 s (worker_lost)"
+    )
+    assert progress.describe(
+        {**STATUS, "generation": None, "state": "starting"}, {}, None, None
+    ) == ("starting: warming, starting")
+    holding = progress.describe({**STATUS, "state": "holding"}, {}, None, None)
+    assert holding.startswith("iteration 12 | return - | - env-steps/s")
+    assert holding.endswith("holding")
+
+
+def test_the_pace_is_of_the_last_seconds_and_begins_anew_after_a_restore() -> None:
+    pace = progress.Pace()
+    assert pace.take(0.0, 0) is None
+    assert pace.take(1.0, 100) == 100
+    assert pace.take(20.0, 2000) == pytest.approx(100, rel=0.1)
+    assert pace.take(21.0, 50) is None
+    assert pace.take(22.0, 70) == 20

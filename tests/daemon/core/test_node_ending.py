@@ -1,0 +1,177 @@
+"""How a node ends: stop, finish, drain, failed job; always bounded, always with the promised code."""
+
+import pytest
+
+from rallypoint.daemon.core import actions as act
+from rallypoint.daemon.core import events as ev
+from tests.fakes.membership import NodeScript, job, key, plan
+
+
+def _exit_of(node: NodeScript) -> act.ExitSupervisor:
+    (order,) = node.all_of(act.ExitSupervisor)
+    return order
+
+
+def test_4_6_stop_asks_who_trains_to_agree_and_sends_the_others_home() -> None:
+    node = NodeScript(3).feed(ev.NodeStarted()).make_ready(0, 1)
+    node.feed(ev.PlanSeen(plan(1, key(0))), ev.WorkerFormed(key(0), 1, "hash", 0))
+    node.feed(ev.StopRequested("SIGTERM"))
+    assert node.all_of(act.SendStop) == [act.SendStop(key(0), "stopped")]
+    assert node.all_of(act.SendLeave) == [act.SendLeave(key(1), "drained")]
+    (kill,) = node.all_of(act.KillWorker)
+    assert kill.key == key(2)
+    assert node.states == ["draining", "draining", "starting"]
+
+
+def test_4_6_stop_exits_with_0_once_every_worker_has_left() -> None:
+    node = NodeScript(2).make_train().feed(ev.StopRequested("SIGTERM"))
+    node.feed(ev.WorkerLeft(key(0), 9, "stopped"), ev.WorkerLeft(key(1), 9, "stopped"))
+    node.exit(0, signal=None)
+    assert node.all_of(act.ExitSupervisor) == []
+    node.exit(1, signal=None)
+    assert _exit_of(node) == act.ExitSupervisor(0, "SIGTERM")
+    assert isinstance(node.orders[-1], act.ExitSupervisor)
+    assert [slot.left for slot in node.all_of(act.WriteMember)[0].record.slots] == ["stopped"] * 2
+
+
+def test_4_6_a_worker_that_dies_during_a_stop_is_not_restarted() -> None:
+    node = NodeScript(2).make_train().feed(ev.StopRequested("SIGTERM")).exit(0)
+    assert node.all_of(act.StartWorker) == []
+    assert node.states == ["lost", "draining"]
+    rebuilt = plan(2, key(1))
+    node.feed(ev.PlanSeen(rebuilt))
+    assert node.all_of(act.SendPlan) == [act.SendPlan(key(1), rebuilt)]
+    node.feed(ev.WorkerLeft(key(1), 9, "stopped")).exit(1, signal=None)
+    assert _exit_of(node).code == 0
+
+
+def test_4_6_stop_kills_what_is_left_after_the_grace() -> None:
+    node = NodeScript(2).make_train().feed(ev.StopRequested("SIGTERM"))
+    assert node.all_of(act.SetTimer) == [act.SetTimer(node.now + 30.0)]
+    node.wait()
+    assert [order.key for order in node.all_of(act.KillWorker)] == [key(0), key(1)]
+    assert _exit_of(node).code == 0
+
+
+def test_a_stop_before_anything_started_exits_at_once() -> None:
+    node = NodeScript(2).feed(ev.StopRequested("SIGINT"))
+    assert _exit_of(node) == act.ExitSupervisor(0, "SIGINT")
+    node.feed(ev.NodeStarted())
+    assert node.orders == ()
+
+
+def test_a_second_stop_changes_nothing() -> None:
+    node = NodeScript(1).make_train().feed(ev.StopRequested("SIGTERM"))
+    node.now += 5
+    node.feed(ev.StopRequested("SIGTERM"))
+    assert [type(order) for order in node.orders] == [act.Explain]
+    assert node.state.timer_at_s == 130.0
+
+
+def test_a_stop_is_said_again_to_a_worker_that_reconnects() -> None:
+    node = NodeScript(1).make_train().feed(ev.StopRequested("SIGTERM"))
+    node.feed(ev.WorkerConnected(key(0)))
+    assert node.all_of(act.SendStop) == [act.SendStop(key(0), "stopped")]
+
+
+def test_a_process_that_appears_after_its_kill_was_ordered_is_killed() -> None:
+    node = NodeScript(1).feed(ev.NodeStarted(), ev.StopRequested("SIGTERM"))
+    assert [order.key for order in node.all_of(act.KillWorker)] == [key(0)]
+    node.feed(ev.WorkerSpawned(key(0), 1000))
+    assert [order.key for order in node.all_of(act.KillWorker)] == [key(0)]
+    node.exit(0)
+    assert _exit_of(node).code == 0
+
+
+@pytest.mark.parametrize("reason", ["finished", "stopped"])
+def test_4_6_leaving_by_agreement_is_no_loss_and_ends_the_node(reason: str) -> None:
+    node = NodeScript(3).feed(ev.NodeStarted()).make_ready(0, 1, 2)
+    node.feed(ev.PlanSeen(plan(1, key(0), key(1))))
+    node.feed(*(ev.WorkerFormed(key(slot), 1, "hash", 0) for slot in (0, 1)))
+    node.feed(ev.WorkerLeft(key(0), 50, reason))
+    assert node.all_of(act.SendLeave) == [act.SendLeave(key(2), "drained")]
+    assert node.all_of(act.SendStop) == []
+    node.feed(ev.WorkerLeft(key(1), 50, reason))
+    node.exit(0, signal=None).exit(1, signal=None)
+    assert node.all_of(act.StartWorker) == []
+    node.feed(ev.WorkerLeft(key(2), 0, "drained")).exit(2, signal=None)
+    assert _exit_of(node).code == 0
+    assert "iteration 50" in _exit_of(node).reason
+
+
+def test_a_failed_job_ends_the_node_with_1_and_the_reason() -> None:
+    node = NodeScript(2).make_train().exit(1)
+    node.feed(ev.JobSeen(job(formed=1, state="failed", reason="program error: …")))
+    assert node.all_of(act.SendLeave) == [act.SendLeave(key(0), "drained")]
+    assert [order.key for order in node.all_of(act.KillWorker)] == [key(1, 2)]
+    node.exit(0).exit(1)
+    assert _exit_of(node) == act.ExitSupervisor(1, "program error: …")
+
+
+def test_a_job_that_fails_during_a_stop_still_ends_with_1() -> None:
+    node = NodeScript(1).make_train().feed(ev.StopRequested("SIGTERM"))
+    node.feed(ev.JobSeen(job(formed=1, state="failed", reason="broken")))
+    node.wait()
+    assert _exit_of(node) == act.ExitSupervisor(1, "broken")
+
+
+def test_a_finished_job_ends_a_node_that_had_no_part_in_it() -> None:
+    node = NodeScript(1).feed(ev.NodeStarted()).make_ready(0)
+    node.feed(ev.JobSeen(job(formed=1, state="finished", reason="agreed")))
+    node.feed(ev.WorkerLeft(key(0), 0, "drained")).exit(0, signal=None)
+    assert _exit_of(node).code == 0
+
+
+# --- drain ---------------------------------------------------------------------------------------
+
+
+def test_4_6_drain_says_so_and_leaves_when_a_plan_without_it_has_formed() -> None:
+    node = NodeScript(2).make_train().feed(ev.DrainRequested(None, "drain"))
+    (written,) = node.all_of(act.WriteMember)
+    assert (written.record.draining, written.record.drain_cause) == (True, "drain")
+    assert node.all_of(act.SendLeave) == []
+    node.feed(ev.PlanSeen(plan(2, key(0, 1, "b"), kind="planned")))
+    assert len(node.all_of(act.SendPlan)) == 2  # all of the old generation agree on the safe point
+    assert node.all_of(act.SendLeave) == []
+    node.feed(ev.JobSeen(job(formed=2)))
+    assert [order.key for order in node.all_of(act.SendLeave)] == [key(0), key(1)]
+    for slot in (0, 1):
+        node.feed(ev.WorkerLeft(key(slot), 9, "drained")).exit(slot, signal=None)
+    assert _exit_of(node).code == 0
+
+
+def test_a_drain_leaves_at_once_after_a_forced_plan_without_it() -> None:
+    node = NodeScript(1).make_train().feed(ev.DrainRequested(None, "drain"))
+    node.feed(ev.PlanSeen(plan(2, key(0, 1, "b"))))
+    assert node.all_of(act.SendLeave) == [act.SendLeave(key(0), "drained")]
+    assert node.all_of(act.SetTimer) == [act.SetTimer(node.now + 30.0)]
+
+
+def test_a_notice_goes_by_force_before_its_deadline_and_exits_with_75() -> None:
+    node = NodeScript(1).make_train().feed(ev.DrainRequested(30.0, "notice"))
+    (written,) = node.all_of(act.WriteMember)
+    assert (written.record.deadline_s, written.record.drain_cause) == (30.0, "notice")
+    node.wait()
+    assert node.now == 129.0
+    assert [order.key for order in node.all_of(act.KillWorker)] == [key(0)]
+    assert _exit_of(node).code == 75
+
+
+def test_a_repeated_notice_can_only_bring_the_deadline_nearer() -> None:
+    node = NodeScript(1).make_train().feed(ev.DrainRequested(30.0, "notice"))
+    node.feed(ev.DrainRequested(100.0, "notice"))
+    assert node.state.timer_at_s == 129.0
+    node.feed(ev.DrainRequested(5.0, "notice"))
+    assert node.state.timer_at_s == 104.5
+
+
+def test_a_stop_overrides_a_drain() -> None:
+    node = NodeScript(1).make_train().feed(ev.DrainRequested(None, "drain"))
+    node.feed(ev.StopRequested("SIGTERM"))
+    assert node.all_of(act.SendStop) == [act.SendStop(key(0), "stopped")]
+
+
+def test_a_drain_during_a_stop_is_refused_with_the_reason() -> None:
+    node = NodeScript(1).make_train().feed(ev.StopRequested("SIGTERM"))
+    node.feed(ev.DrainRequested(None, "drain"))
+    assert "SIGTERM" in node.all_of(act.Explain)[0].reason

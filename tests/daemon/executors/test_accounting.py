@@ -1,0 +1,88 @@
+"""Env steps used or lost, and the time of a membership change."""
+
+from rallypoint.daemon.executors.accounting import RecoveryClock, StepLedger
+from rallypoint.daemon.shared.messages import RankRecord
+from tests.fakes.facts import A, B, formed, plan
+
+
+def used(**steps: int) -> list[RankRecord]:
+    keys = {"a": A, "b": B}
+    return [RankRecord(keys[name], (), (), amount) for name, amount in steps.items()]
+
+
+def test_a_dead_workers_steps_are_lost_unless_they_were_used() -> None:
+    ledger = StepLedger()
+    assert ledger.used(used(a=60, b=40)) == 100
+    ledger.died(B, 70, by_agreement=False)
+    assert ledger.settle([A, B]) == {}, "the survivors may still commit its rollout"
+    assert ledger.used(used(a=60, b=20)) == 80
+    assert ledger.settle([A]) == {"died": 10}
+    assert ledger.settle([A]) == {}
+
+
+def test_what_a_worker_itself_reported_is_not_counted_again() -> None:
+    ledger = StepLedger()
+    ledger.used(used(a=60))
+    ledger.reported_lost(A, 25)
+    ledger.died(A, 90, by_agreement=True)
+    assert ledger.settle() == {"dropped": 5}
+
+
+def test_the_phases_of_a_forced_change() -> None:
+    clock = RecoveryClock()
+    clock.published(plan(1, A, B), 0.0)
+    clock.marked(1)
+    clock.noticed(10.0, 10.5)
+    clock.noticed(10.2, 10.6)
+    clock.published(plan(2, A, B), 12.0)
+    clock.formed(formed(A, 2, seconds={"release": 0.1, "group": 0.5}, at_s=14.0))
+    clock.formed(formed(B, 2, seconds={"release": 0.3, "sync": 0.2}, at_s=14.5))
+    assert clock.stepped(A, 2, 15.0) is None
+    change = clock.marked(2)
+    assert change is not None
+    assert clock.marked(2) is None
+    seconds = change.seconds()
+    assert (seconds["detect"], seconds["plan"]) == (0.5, 2.0)
+    assert (seconds["release"], seconds["group"], seconds["sync"]) == (0.3, 0.5, 0.2)
+    assert (seconds["envs"], seconds["first_step"], seconds["total"]) == (None, None, None)
+    assert clock.stepped(B, 2, 16.0) is change
+    assert clock.stepped(B, 2, 17.0) is None
+    assert change.seconds()["first_step"] == 0.5
+    assert change.seconds()["total"] == 6.0
+
+
+def test_an_outage_over_several_plans_is_counted_from_its_beginning() -> None:
+    clock = RecoveryClock()
+    clock.noticed(1.0, 1.0)
+    clock.published(plan(2, A, B), 2.0)
+    clock.noticed(5.0, 5.0)
+    clock.published(plan(3, A), 6.0)
+    clock.formed(formed(A, 3, at_s=7.0))
+    change = clock.marked(3)
+    assert change is not None
+    assert clock.stepped(A, 3, 8.0) is change
+    assert change.seconds()["total"] == 7.0
+
+
+def test_a_planned_change_counts_from_its_plan() -> None:
+    clock = RecoveryClock()
+    clock.published(plan(1, A), 0.0)
+    clock.marked(1)
+    clock.published(plan(2, A, B, kind="planned", cause="join"), 50.0)
+    clock.formed(formed(A, 2, at_s=51.0))
+    change = clock.marked(2)
+    assert change is not None
+    assert change.seconds()["plan"] == 0.0
+
+
+def test_a_loss_while_a_join_is_awaited_counts_from_the_loss() -> None:
+    clock = RecoveryClock()
+    clock.published(plan(2, A, B, kind="planned", cause="join"), 1.0)
+    clock.noticed(5.0, 5.0)
+    clock.published(plan(3, A), 6.0)
+    clock.formed(formed(A, 3, at_s=7.0))
+    clock.stepped(A, 3, 8.0)
+    change = clock.marked(3)
+    assert change is not None
+    assert change.complete
+    assert change.seconds()["total"] == 3.0

@@ -1,0 +1,90 @@
+"""The admin socket and its client."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rallypoint.daemon.commands.client import AdminClient, NoSupervisorError
+from rallypoint.daemon.executors.admin import MAX_LINE_BYTES, AdminServer
+from rallypoint.daemon.shared.errors import ProtocolError
+from rallypoint.daemon.shared.rundir import RunDir
+
+
+class Supervisor:
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    def status(self) -> dict[str, Any]:
+        return {"job": "default"}
+
+    def request_stop(self, reason: str) -> None:
+        self.asked.append(reason)
+
+    def request_drain(self, deadline_s: float | None) -> None:
+        self.asked.append(deadline_s)
+
+
+def test_commands_are_answered_and_the_end_is_told(tmp_path: Path) -> None:
+    def use() -> list[object]:
+        with AdminClient(tmp_path) as client, AdminClient(tmp_path) as other:
+            status = client.ask(command="status")
+            refused: list[str] = []
+            for request in ({"command": "explode"}, {"command": "stop", "now": True}, {}):
+                with pytest.raises(ProtocolError, match="not a request") as caught:
+                    client.ask(**request)
+                refused.append(str(caught.value))
+            accepted = client.ask(command="drain", deadline_s=3.5)
+            other.ask(command="status")
+            return [status, len(refused), accepted]
+
+    async def run() -> None:
+        supervisor = Supervisor()
+        server = AdminServer(RunDir(tmp_path).admin_socket, supervisor)
+        await server.start()
+        assert await asyncio.to_thread(use) == [
+            {"status": {"job": "default"}},
+            3,
+            {"accepted": True},
+        ]
+        assert supervisor.asked == [3.5]
+        await server.close(0, "done")
+
+    asyncio.run(run())
+
+
+def test_who_asked_for_the_end_is_told_how_it_was(tmp_path: Path) -> None:
+    async def run() -> dict[str, Any] | None:
+        supervisor = Supervisor()
+        server = AdminServer(RunDir(tmp_path).admin_socket, supervisor)
+        await server.start()
+        with await asyncio.to_thread(AdminClient, tmp_path) as client:
+            await asyncio.to_thread(client.ask, command="stop")
+            await server.close(0, "stopped by agreement")
+            return await asyncio.to_thread(client.wait_for_end, 10.0)
+
+    assert asyncio.run(run()) == {"exited": 0, "reason": "stopped by agreement"}
+
+
+def test_an_endless_line_is_dropped(tmp_path: Path) -> None:
+    async def run() -> bytes:
+        server = AdminServer(RunDir(tmp_path).admin_socket, Supervisor())
+        await server.start()
+        path = str(RunDir(tmp_path).admin_socket)
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"x" * (MAX_LINE_BYTES * 2))
+        try:
+            return await asyncio.wait_for(reader.read(), 10)
+        except ConnectionResetError:
+            return b""
+        finally:
+            writer.close()
+            await server.close(0, "done")
+
+    assert asyncio.run(run()) == b""
+
+
+def test_nobody_there_is_said_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(NoSupervisorError, match=r"no supervisor answers in .*rallypoint run"):
+        AdminClient(tmp_path)

@@ -1,0 +1,165 @@
+"""This node in the store: what is written is compared, and what changes becomes events."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from rallypoint.daemon.core import events
+from rallypoint.daemon.core.records import JobRecord, MemberRecord, SlotRecord
+from rallypoint.daemon.executors.embedded import EmbeddedStore
+from rallypoint.daemon.executors.membership import Membership
+from tests.fakes.facts import A, B, plan
+
+JOB = JobRecord(uid="u", config_hash="h", versions={})
+
+
+def record(node: str = "local", last_formed: int = 0) -> MemberRecord:
+    slot = SlotRecord(slot=0, incarnation=1, state="ready", last_formed=last_formed)
+    return MemberRecord(node=node, incarnation=1, advertise="127.0.0.1", slots=(slot,))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Node:
+    """One node with its store, and the events that it was told."""
+
+    def __init__(self, store: EmbeddedStore, name: str = "local") -> None:
+        self.events: list[Any] = []
+        self._arrived = asyncio.Event()
+        self.follows: asyncio.Task[None] | None = None
+        self.membership = Membership(
+            store, "default", name, detect_s=5.0, newest_generation=3, emit=self._take
+        )
+
+    def _take(self, event: object) -> None:
+        self.events.append(event)
+        self._arrived.set()
+
+    async def wait_for(self, kind: type) -> Any:
+        """The first event of this kind, removed with what came before it."""
+        async with asyncio.timeout(10):
+            while True:
+                while self.events:
+                    event = self.events.pop(0)
+                    if isinstance(event, kind):
+                        return event
+                self._arrived.clear()
+                await self._arrived.wait()
+
+
+def on_store(use: Callable[[EmbeddedStore, Clock], Awaitable[None]]) -> None:
+    async def run() -> None:
+        clock = Clock()
+        store = EmbeddedStore(clock)
+        tasks_before = asyncio.all_tasks()
+        try:
+            await use(store, clock)
+        finally:
+            await store.close()
+            for task in asyncio.all_tasks() - tasks_before:
+                task.cancel()
+
+    asyncio.run(run())
+
+
+async def joined(store: EmbeddedStore, name: str = "local") -> Node:
+    node = Node(store, name)
+    await node.membership.join(JOB)
+    node.follows = asyncio.create_task(node.membership.follow())
+    return node
+
+
+def test_the_first_node_leads_and_knows_the_newest_number() -> None:
+    async def use(store: EmbeddedStore, clock: Clock) -> None:
+        node = await joined(store)
+        elected = await node.wait_for(events.LeaderElected)
+        assert (elected.job, elected.plan, elected.newest_known_generation) == (JOB, None, 3)
+        await node.membership.write_member(record(last_formed=9))
+        assert (await node.wait_for(events.MembersChanged)).members == (record(last_formed=9),)
+
+    on_store(use)
+
+
+def test_a_plan_is_written_only_over_the_one_it_replaces() -> None:
+    async def use(store: EmbeddedStore, clock: Clock) -> None:
+        node = await joined(store)
+        first, second = plan(4, A, restore=True), plan(5, A, B)
+        assert await node.membership.publish(first, 0)
+        assert (await node.wait_for(events.PlanSeen)).plan == first
+        assert not await node.membership.publish(second, 0)
+        refused = await node.wait_for(events.PublishRefused)
+        assert refused.reason == "generation 4 is the newest, not 0"
+        assert await node.membership.publish(second, 4)
+        job = await node.membership.read_job()
+        assert job is not None
+        assert job.restore_generation == 4
+
+    on_store(use)
+
+
+def test_only_the_newest_plan_is_marked_formed() -> None:
+    async def use(store: EmbeddedStore, clock: Clock) -> None:
+        node = await joined(store)
+        await node.membership.publish(plan(4, A), 0)
+        await node.membership.publish(plan(5, A), 4)
+        assert not await node.membership.mark_formed(4, {})
+        assert await node.membership.mark_formed(5, {"iteration": 7, "env_steps": 70})
+        job = await node.membership.read_job()
+        assert job is not None
+        assert (job.formed, job.iteration, job.env_steps) == (5, 7, 70)
+
+    on_store(use)
+
+
+def test_a_lost_lease_is_replaced_and_nobody_takes_the_node_for_gone() -> None:
+    async def use(store: EmbeddedStore, clock: Clock) -> None:
+        node = await joined(store)
+        await node.membership.write_member(record())
+        await node.wait_for(events.MembersChanged)
+        clock.now += 60.0  # a long pause of the machine
+        assert node.membership.past_lease(clock.now)
+        await store.get("anything")  # the store notices that the lease is over
+        assert (await node.wait_for(events.LeaderElected)).members == (record(),)
+        assert not node.membership.past_lease(clock.now)
+        assert not [e for e in node.events if e == events.MembersChanged(())]
+
+    on_store(use)
+
+
+def test_a_second_node_follows_and_leads_when_the_first_has_gone() -> None:
+    async def use(store: EmbeddedStore, clock: Clock) -> None:
+        first, second = await joined(store), await joined(store, "other")
+        await first.membership.write_member(record())
+        await second.membership.write_member(record("other"))
+        await first.membership.publish(plan(4, A), 0)
+        assert (await second.wait_for(events.PlanSeen)).plan == plan(4, A)
+        assert not [e for e in second.events if isinstance(e, events.LeaderElected)]
+        lease = first.membership._lease
+        assert lease is not None
+        assert first.follows is not None
+        first.follows.cancel()
+        await store.revoke(lease)
+        elected = await second.wait_for(events.LeaderElected)
+        assert elected.members == (record("other"),)
+        assert elected.plan == plan(4, A)
+
+    on_store(use)
+
+
+def test_a_watch_that_fell_behind_reads_anew() -> None:
+    async def use(store: EmbeddedStore, clock: Clock) -> None:
+        node = await joined(store)
+        await node.wait_for(events.LeaderElected)
+        for _ in range(3000):
+            await store.put("/rallypoint/default/members/other", b"{}")
+            await store.delete("/rallypoint/default/members/other")
+        await node.membership.write_member(record())
+        assert (await node.wait_for(events.MembersChanged)).members == (record(),)
+
+    on_store(use)

@@ -1,0 +1,105 @@
+"""What a supervisor still knows after its death, and what it refuses to guess."""
+
+from pathlib import Path
+
+import pytest
+
+from rallypoint.daemon.executors import persist
+from rallypoint.daemon.executors.dirlock import DirectoryLock
+from rallypoint.daemon.executors.persist import StateFile, open_state
+from rallypoint.daemon.shared import configload
+from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.errors import ConfigError
+from rallypoint.daemon.shared.rundir import RunDir
+
+VERSIONS = {"rallypoint": "0"}
+
+
+def config(*assignments: str) -> Config:
+    given = [configload.parse_assignment(text) for text in assignments]
+    return configload.load(command_line=given).config
+
+
+def opened(tmp_path: Path, *assignments: str, fresh: bool = False) -> StateFile:
+    return open_state(RunDir(tmp_path), config(*assignments), VERSIONS, fresh=fresh)
+
+
+def test_each_life_counts_on_and_keeps_the_job(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    first.update(generation=7, slot_incarnations={0: 3})
+    second = opened(tmp_path, "job.iterations=9", "node.workers=3", "log.level=debug")
+    assert second.state.supervisor_incarnation == first.state.supervisor_incarnation + 1
+    assert second.state.job.uid == first.state.job.uid
+    assert (second.state.generation, second.state.slot_incarnations) == (7, {0: 3})
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_other_values_are_refused_with_what_differs(tmp_path: Path) -> None:
+    opened(tmp_path)
+    before = RunDir(tmp_path).state.read_bytes()
+    with pytest.raises(ConfigError) as caught:
+        opened(tmp_path, "ppo.gamma=0.9", "job.seed=2")
+    assert "job.seed: 1 -> 2, ppo.gamma: 0.99 -> 0.9" in str(caught.value)
+    assert "--dir" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"holds job 'default', not job\.name = 'other'"):
+        opened(tmp_path, "job.name=other")
+    assert RunDir(tmp_path).state.read_bytes() == before
+
+
+def test_fresh_refuses_a_directory_that_holds_the_job(tmp_path: Path) -> None:
+    opened(tmp_path, fresh=True)
+    with pytest.raises(ConfigError, match=r"--fresh: .* already holds job 'default'"):
+        opened(tmp_path, fresh=True)
+    RunDir(tmp_path).state.unlink()
+    manifest = tmp_path / "checkpoints" / "iteration-1" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('{"generation": 4}')
+    with pytest.raises(ConfigError, match=r"manifest\.json exists"):
+        opened(tmp_path, fresh=True)
+
+
+def test_without_its_file_numbers_go_on_from_journal_and_manifests(tmp_path: Path) -> None:
+    manifest = tmp_path / "checkpoints" / "iteration-1" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('{"generation": 4}')
+    RunDir(tmp_path).journal.write_text('{"event":"iteration","generation":11}\n{"torn')
+    assert opened(tmp_path).state.generation == 11
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"schema": 1}', b"\xff\xfe", b'{"job": 3}'])
+def test_a_damaged_file_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    RunDir(tmp_path).state.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"state\.json: damaged .*nothing was changed"):
+        opened(tmp_path)
+    assert RunDir(tmp_path).state.read_bytes() == content
+
+
+def test_a_file_of_another_schema_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path).update(schema=99)
+    with pytest.raises(ConfigError, match="schema 99"):
+        opened(tmp_path)
+
+
+def test_a_job_is_finished_only_as_far_as_it_is_asked_for(tmp_path: Path) -> None:
+    job = persist.with_progress(opened(tmp_path).state.job, 400, 1000)
+    assert not persist.is_finished(job, config())
+    done = persist.resumed(job, VERSIONS)
+    finished = type(done)(uid="u", config_hash="h", versions={}, iteration=400, state="finished")
+    assert persist.is_finished(finished, config())
+    assert not persist.is_finished(finished, config("job.iterations=500"))
+    assert persist.resumed(finished, VERSIONS).state == "running"
+
+
+def test_one_supervisor_per_directory(tmp_path: Path) -> None:
+    with DirectoryLock(RunDir(tmp_path)):
+        with pytest.raises(ConfigError) as caught:
+            DirectoryLock(RunDir(tmp_path))
+        assert "another supervisor (pid " in str(caught.value)
+        assert str(tmp_path) in str(caught.value)
+    DirectoryLock(RunDir(tmp_path)).release()
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
+        DirectoryLock(RunDir(tmp_path / "file" / "run"))

@@ -1,0 +1,103 @@
+"""What the books say after a run's messages."""
+
+from pathlib import Path
+
+import prometheus_client
+import pytest
+
+from rallypoint.daemon.executors.journal import Journal
+from rallypoint.daemon.executors.metrics import Metrics
+from rallypoint.daemon.executors.recorder import Recorder
+from rallypoint.daemon.shared import messages
+from rallypoint.daemon.shared.config import Config, EnvSection, NodeSection
+from rallypoint.daemon.shared.plan import WorkerKey
+from tests.fakes.facts import A, B, committed, formed, plan
+
+
+@pytest.fixture(name="metrics")
+def fresh_metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture(name="recorder")
+def fresh_recorder(tmp_path: Path, metrics: Metrics) -> Recorder:
+    config = Config(env=EnvSection(num_envs=8), node=NodeSection(workers=3))
+    return Recorder(Journal(tmp_path / "journal.jsonl"), metrics, config)
+
+
+def value(metrics: Metrics, name: str) -> float:
+    lines = prometheus_client.generate_latest(metrics.registry).decode().splitlines()
+    return next(float(line.split(" ")[1]) for line in lines if line.startswith(f"{name} "))
+
+
+def form(recorder: Recorder, generation: int, *keys: WorkerKey, **fields: object) -> None:
+    recorder.plan_seen(plan(generation, *keys, **fields), 0.0)
+    for key in keys:
+        recorder.take(formed(key, generation, recorder.iteration), 0.0, 0.0)
+    recorder.marked(generation)
+
+
+def test_committed_iterations_are_counted_once(recorder: Recorder, metrics: Metrics) -> None:
+    form(recorder, 1, A, B, restore=True, cause="start")
+    for key in (A, B):
+        recorder.take(committed(key, 1, {A: 60, B: 40}), 0.0, 0.0)
+    recorder.close()
+    assert (recorder.iteration, recorder.env_steps) == (1, 100)
+    assert value(metrics, "rallypoint_env_steps_total") == 100
+    assert value(metrics, "rallypoint_iterations_total") == 1
+    assert value(metrics, 'rallypoint_wall_seconds_total{activity="rollout"}') == 1.0
+    assert value(metrics, 'rallypoint_membership_changes_total{cause="start"}') == 1
+    assert value(metrics, 'rallypoint_envs{scope="global"}') == 16
+    assert value(metrics, 'rallypoint_envs{scope="deficit"}') == 8
+    assert value(metrics, "rallypoint_train_reward_mean") == 0.1
+
+
+def test_a_differing_hash_is_counted_and_changes_nothing(
+    recorder: Recorder, metrics: Metrics
+) -> None:
+    form(recorder, 1, A, B, restore=True)
+    recorder.take(committed(A, 1, {A: 60}), 0.0, 0.0)
+    recorder.take(committed(B, 1, {A: 60}, state_hash="other"), 0.0, 0.0)
+    recorder.close()
+    assert value(metrics, "rallypoint_state_hash_mismatches_total") == 1
+    assert value(metrics, "rallypoint_iterations_total") == 1
+
+
+def test_steps_of_the_dead_are_lost_when_a_generation_without_them_has_formed(
+    recorder: Recorder, metrics: Metrics
+) -> None:
+    lost = 'rallypoint_env_steps_lost_total{reason="died"}'
+    form(recorder, 1, A, B, restore=True)
+    recorder.worker_ended(B, 40, by_agreement=False)
+    assert value(metrics, lost) == 0
+    recorder.take(committed(A, 1, {A: 60, B: 30}, how="held"), 0.0, 0.0)
+    form(recorder, 2, A)
+    assert value(metrics, lost) == 10
+    recorder.worker_ended(A, 65, by_agreement=False)
+    recorder.close()
+    assert value(metrics, lost) == 15, "nothing more can be committed after the end"
+
+
+def test_a_restored_checkpoint_is_the_newest(recorder: Recorder, tmp_path: Path) -> None:
+    saved = tmp_path / "iteration-5"
+    saved.mkdir()
+    (saved / "manifest.json").write_text("{}")
+    message = messages.Restored(key=A, generation=1, iteration=5, path=str(saved), skipped=())
+    recorder.take(message, 0.0, 2e12)
+    assert recorder.checkpoint is not None
+    assert recorder.checkpoint.iteration == 5
+    assert recorder.checkpoint.at_unix_s < 1e12, "as old as its manifest, not as its reading"
+    recorder.close()
+
+
+def test_a_full_disk_stops_the_journal_but_not_the_run(
+    recorder: Recorder, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Journal, line: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Journal, "_append", full)
+    form(recorder, 1, A, restore=True)
+    recorder.take(committed(A, 1, {A: 60}), 0.0, 0.0)
+    assert recorder.iteration == 1
+    recorder.close()

@@ -1,0 +1,255 @@
+"""The supervisor as a process, real worker processes without torch, real signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rallypoint.daemon.cli import main
+from rallypoint.daemon.executors import proctable
+from rallypoint.daemon.executors.metrics import TABLE
+from tests.fakes.supervised import Status, Supervised, pids, supervised, trains
+
+pytestmark = [pytest.mark.slow]
+
+STATUS_KEYS = {
+    *("job", "state", "generation", "world_size", "iteration", "env_steps", "num_envs"),
+    *("metrics_url", "workers", "last_change", "checkpoint"),
+}
+WORKER_KEYS = {
+    *("node", "slot", "pid", "rank", "incarnation", "state", "committed_iteration", "num_envs"),
+}
+PHASES = {"detect", "release", "plan", "group", "sync", "envs", "first_step", "total"}
+
+
+def metrics(run: Supervised) -> dict[str, float]:
+    url = run.status()["metrics_url"]
+    with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - our own server
+        lines = answer.read().decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def iterations(run: Supervised) -> list[dict[str, Any]]:
+    return [line for line in run.journal() if line["event"] == "iteration"]
+
+
+def hangs(status: Status) -> bool:
+    """The worker of slot 1 is stopped in the middle of an iteration."""
+    pid = pids(status)[1]
+    entry = None if pid is None else proctable.read(pid)
+    return entry is not None and entry.state == "T"
+
+
+def test_a_run_finishes_and_its_journal_counts_every_iteration_once(tmp_path: Path) -> None:
+    with supervised(tmp_path / "run", "--iterations", "12") as run:
+        assert run.process.wait(20) == 0
+        assert [line["iteration"] for line in iterations(run)] == list(range(1, 13))
+        assert len({line["state_hash"] for line in iterations(run)}) == 12
+        assert run.journal()[0]["event"] == "generation"
+        assert run.logged("supervisor_ended")[0]["code"] == 0
+        assert not run.logged("state_hash_conflict")
+    with supervised(tmp_path / "run", "--iterations", "12") as again:
+        assert again.process.wait(20) == 0, "a finished job has nothing left to do"
+        assert len(iterations(again)) == 12
+        assert not again.logged("worker_started")[2:]
+
+
+def test_status_has_exactly_the_promised_schema(tmp_path: Path) -> None:
+    with supervised(tmp_path / "run") as run:
+        early = run.wait_for(lambda s: s["generation"] is None or s["generation"] > 0)
+        trained = run.wait_for_training(2)
+        for status in (early, trained):
+            assert set(status) == STATUS_KEYS
+            assert all(set(worker) == WORKER_KEYS for worker in status["workers"])
+            assert set(status["last_change"]) == {"kind", "cause", "generation", "seconds"}
+            assert set(status["last_change"]["seconds"]) == PHASES
+            assert set(status["checkpoint"]) == {"iteration", "path", "age_seconds"}
+        assert trained["job"] == "default"
+        assert trained["state"] == "running"
+        assert trained["num_envs"] == 256
+        assert [w["num_envs"] for w in trained["workers"]] == [128, 128]
+        assert sorted(w["rank"] for w in trained["workers"]) == [0, 1]
+        assert trained["metrics_url"].endswith("/metrics")
+        assert run.end() == 0
+
+
+def test_a_killed_worker_comes_back_and_the_others_keep_their_process(tmp_path: Path) -> None:
+    worker = {"faults": [["die", 1, 1, 5]]}
+    with supervised(tmp_path / "run", "--workers", "3", worker=worker) as run:
+        after = run.wait_for(lambda s: trains(s, 3) and s["workers"][1]["incarnation"] == 2)
+        exits = run.logged("worker_exited")
+        assert [(e["worker"], e["reason"]) for e in exits] == [("local/1#1", "killed by SIGKILL")]
+        started = {e["worker"]: e["pid"] for e in run.logged("worker_started")}
+        assert pids(after)[0] == started["local/0#1"]
+        assert pids(after)[2] == started["local/2#1"]
+        formed = [line for line in run.journal() if line["event"] == "generation"]
+        assert [(g["kind"], g["cause"], g["world_size"]) for g in formed[-2:]] == [
+            ("forced", "worker_lost", 2),
+            ("planned", "join", 3),
+        ]
+        values = metrics(run)
+        assert values['rallypoint_worker_restarts_total{reason="signal"}'] == 1
+        # It died in the middle of iteration 5: that rollout, and nothing else, is lost.
+        assert values['rallypoint_env_steps_lost_total{reason="died"}'] == 128 * 24
+        recovery = 'rallypoint_recovery_seconds_count{kind="forced",phase="total"}'
+        assert values[recovery] >= 1
+        assert run.end() == 0
+        numbers = [line["iteration"] for line in iterations(run)]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_all_killed_at_once_restore_from_the_checkpoint(tmp_path: Path) -> None:
+    with supervised(tmp_path / "run") as run:
+        before = run.wait_for_training(2)
+        for pid in pids(before).values():
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+        after = run.wait_for(
+            lambda s: trains(s, 2) and s["generation"] > before["generation"] and s["iteration"]
+        )
+        assert not set(pids(before).values()) & set(pids(after).values())
+        restoring = [line for line in run.journal() if line.get("restore")]
+        assert len(restoring) == 2, "at the start, and after the loss"
+        saved = [line["iteration"] for line in run.logged("checkpoint_committed")]
+        assert restoring[1]["iteration"] in saved
+        assert restoring[1]["iteration"] >= before["checkpoint"]["iteration"]
+        assert run.end() == 0
+
+
+def test_an_exception_is_named_and_a_repeated_one_fails_the_job(tmp_path: Path) -> None:
+    faults = [["raise", slot, life, 4] for slot in (0, 1) for life in range(1, 6)]
+    with supervised(tmp_path / "run", worker={"faults": faults}) as run:
+        assert run.process.wait(20) == 1
+        reason = run.logged("supervisor_ended")[0]["reason"]
+        assert "ValueError" in reason
+        assert run.logged("worker_fault")[0]["traceback"] == "Traceback: a fake error"
+
+
+def test_a_worker_that_exits_leaves_its_last_lines_in_the_log(tmp_path: Path) -> None:
+    with supervised(tmp_path / "run", worker={"faults": [["exit", 0, 1, 3]]}) as run:
+        run.wait_for(lambda s: trains(s, 2) and s["workers"][0]["incarnation"] == 2)
+        ended = run.logged("worker_exited")[0]
+        assert ended["reason"] == "exit code 3"
+        assert ended["output_tail"] == ["about to exit with code 3"]
+        assert metrics(run)['rallypoint_worker_restarts_total{reason="error"}'] == 1
+        assert run.end() == 0
+
+
+def test_a_newcomer_that_dies_while_it_warms_up_is_tried_again(tmp_path: Path) -> None:
+    faults = [["die", 1, life, 0] for life in (1, 2)]
+    with supervised(tmp_path / "run", worker={"faults": faults}) as run:
+        after = run.wait_for(lambda s: trains(s, 2) and s["workers"][1]["incarnation"] == 3)
+        assert after["workers"][0]["incarnation"] == 1
+        ends = [e["worker"] for e in run.logged("worker_exited")]
+        assert ends == ["local/1#1", "local/1#2"]
+        assert metrics(run)['rallypoint_env_steps_lost_total{reason="died"}'] == 0
+        assert run.end() == 0
+
+
+def test_garbage_on_the_control_socket_drops_one_connection_only(tmp_path: Path) -> None:
+    with supervised(tmp_path / "run", worker={"faults": [["garbage", 1, 1, 3]]}) as run:
+        run.wait_for(lambda s: trains(s, 2) and s["workers"][1]["incarnation"] == 2)
+        dropped = run.logged("control_client_dropped")
+        assert dropped[0]["worker"] == "local/1#1"
+        assert run.status()["workers"][0]["incarnation"] == 1
+        assert run.end() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_by_agreement_with_a_checkpoint(tmp_path: Path, number: int) -> None:
+    with supervised(tmp_path / "run") as run:
+        run.wait_for_training(2)
+        assert run.end(number) == 0
+        saved = run.logged("checkpoint_committed")[-1]["iteration"]
+        assert saved == iterations(run)[-1]["iteration"]
+        assert run.workers() == []
+
+
+def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
+    with supervised(tmp_path / "run", worker={"faults": [["hang", 1, 1, 3]]}) as run:
+        run.wait_for(hangs)
+        run.process.send_signal(signal.SIGTERM)
+        run.wait_for(lambda s: any(w["state"] == "draining" for w in s["workers"]))
+        assert run.end(signal.SIGTERM) == 0
+        assert run.logged("killed_at_once")
+        assert run.workers() == []
+
+
+def test_stop_and_drain_wait_for_the_end(tmp_path: Path) -> None:
+    for command in ("stop", "drain"):
+        directory = tmp_path / command
+        with supervised(directory) as run:
+            run.wait_for_training(2)
+            assert main([command, "--dir", str(directory)]) == 0
+            assert run.process.wait(20) == 0
+            assert main([command, "--dir", str(directory)]) == 3
+
+
+def test_after_its_own_kill_the_supervisor_ends_earlier_workers_first(tmp_path: Path) -> None:
+    with supervised(tmp_path / "run", worker={"faults": [["hang", 1, 1, 3]]}) as run:
+        before = run.wait_for(hangs)
+        run.end(signal.SIGKILL)
+        hung = next(p for p in run.workers() if p.key.slot == 1)
+        assert proctable.lives(hung.pid, hung.start_ticks)
+        with supervised(tmp_path / "run") as again:
+            after = again.wait_for_training(2)
+            assert not proctable.lives(hung.pid, hung.start_ticks)
+            assert after["generation"] > before["generation"]
+            lives = [w["incarnation"] for w in after["workers"]]
+            assert min(lives) > max(w["incarnation"] for w in before["workers"])
+            ended = again.logged("earlier_worker_ended")
+            assert hung.pid in [e["pid"] for e in ended]
+            assert again.end() == 0
+
+
+def test_metrics_have_all_label_values_before_anything_happens(tmp_path: Path) -> None:
+    with supervised(tmp_path / "run") as run:
+        run.wait_for(lambda s: True)
+        values = metrics(run)
+        for spec in TABLE:
+            for label, choices in spec.labels.items():
+                for choice in choices:
+                    assert any(
+                        name.startswith(f"rallypoint_{spec.name}") and f'{label}="{choice}"' in name
+                        for name in values
+                    ), (spec.name, label, choice)
+        assert not [name for name in values if "_created" in name]
+        run.wait_for_training(2)
+        assert metrics(run)["rallypoint_train_reward_mean"] == 0.5
+        assert run.end() == 0
+
+
+def test_the_supervisor_is_small(tmp_path: Path) -> None:
+    with supervised(tmp_path / "run") as run:
+        run.wait_for_training(2)
+        status = Path(f"/proc/{run.process.pid}/status").read_text()
+        resident = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+        assert int(resident.split()[1]) < 80 * 1024
+        maps = Path(f"/proc/{run.process.pid}/maps").read_text()
+        assert not [name for name in ("torch", "numpy", "mujoco") if f"/{name}/" in maps]
+        assert run.end() == 0
+
+
+def test_importing_the_daemon_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, rallypoint.daemon.cli, rallypoint.daemon.commands.run\n"
+        "print(sorted(n for n in ('torch', 'numpy', 'mujoco', 'matplotlib') if n in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_state_is_json_that_a_person_can_read(tmp_path: Path) -> None:
+    with supervised(tmp_path / "run", "--iterations", "3") as run:
+        assert run.process.wait(20) == 0
+        state = json.loads(run.rundir.state.read_text())
+        assert state["job"]["state"] == "finished"
+        assert state["job"]["iteration"] == 3
+        assert state["generation"] >= 1

@@ -1,0 +1,146 @@
+"""Merging, checking and explaining the configuration."""
+
+from pathlib import Path
+
+import pytest
+
+from rallypoint.daemon.shared import configload
+from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.configload import Given, from_text, load, parse_assignment
+from rallypoint.daemon.shared.errors import BudgetError, ConfigError
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def assigned(*assignments: str) -> list[Given]:
+    return [parse_assignment(text) for text in assignments]
+
+
+def test_no_input_gives_the_default_task_and_its_overrides() -> None:
+    resolved = load()
+    assert resolved.config.env.task == "quadruped-velocity"
+    assert resolved.config.ppo.hidden == (128, 128)
+    assert resolved.sources["ppo.hidden"] == "task quadruped-velocity"
+    assert resolved.sources["ppo.gamma"] == "default"
+    assert set(resolved.sources) == {path for path, _ in configload.items(Config())}
+
+
+def test_each_source_beats_the_ones_below_it(tmp_path: Path) -> None:
+    file = write(tmp_path / "job.toml", "[ppo]\nhidden = [1]\ngamma = 0.5\nlam = 0.5\nclip = 0.5\n")
+    environ = {"RALLYPOINT_PPO__LAM": "0.6", "RALLYPOINT_PPO__CLIP": "0.6", "PATH": "/bin"}
+    resolved = load(file, environ=environ, command_line=assigned("ppo.clip=0.7"))
+    ppo, sources = resolved.config.ppo, resolved.sources
+    assert (ppo.hidden, ppo.gamma, ppo.lam, ppo.clip) == ((1,), 0.5, 0.6, 0.7)
+    assert sources["ppo.hidden"] == sources["ppo.gamma"] == str(file)
+    assert sources["ppo.lam"] == "environment variable RALLYPOINT_PPO__LAM"
+    assert sources["ppo.clip"] == "--set"
+
+
+def test_the_task_that_wins_gives_the_overrides(tmp_path: Path) -> None:
+    file = write(tmp_path / "job.toml", '[env]\ntask = "cartpole"\n')
+    assert load(file).config.ppo.hidden == (32, 32)
+    assert load(file, command_line=assigned("ppo.hidden=[8]")).config.ppo.hidden == (8,)
+
+
+def test_failpoint_variables_are_no_configuration() -> None:
+    load(environ={"RALLYPOINT_FAILPOINTS": "rollout=kill", "RALLYPOINT_FAILPOINT_LOG": "x"})
+
+
+def test_typed_values_are_toml_else_text_and_none_unsets() -> None:
+    resolved = load(command_line=assigned("job.iterations=none", "job.name=42", "ppo.gamma=1"))
+    assert resolved.config.job.iterations is None
+    assert resolved.config.job.name == "42"
+    assert resolved.config.ppo.gamma == 1.0
+
+
+def test_a_value_cannot_smuggle_in_other_keys() -> None:
+    with pytest.raises(ConfigError, match="expected an integer"):
+        load(command_line=assigned("job.seed=1\nother=2"))
+
+
+@pytest.mark.parametrize(
+    ("assignment", "parts"),
+    [
+        ("job.sed=1", ("'job.sed'", "--set", "'job.seed'")),
+        ("wrokers.seed=1", ("section 'wrokers'", "'job.seed'")),
+        ("workers=3", ("'workers'", "'node.workers'")),
+        ("completely.different=1", ("rallypoint config",)),
+        ("job.seed=abc", ("job.seed = 'abc'", "--set", "an integer")),
+        ("ppo.hidden=3", ("a list of integers",)),
+        ("ppo.learning_rate_bounds=[1]", ("a list of 2 numbers",)),
+        ("ppo.normalise_observations=1", ("true or false",)),
+        ("env.backend=isaac", ("env.backend", "'embedded'")),
+        ("env.task=walk", ("env.task = 'walk'", "cartpole, pointmass, quadruped-velocity")),
+        ("env.task=[1]", ("no task",)),
+        ("log.level=loud", ("'debug' or 'info' or 'warning' or 'error'",)),
+        ("ppo.gamma=nan", ("must be finite",)),
+        ("ppo.gamma=1.5", ("ppo.gamma = 1.5", "at most 1")),
+        ("ppo.mini_batches=0", ("at least 1",)),
+        ("metrics.port=70000", ("at most 65535",)),
+        ("job.name=../x", ("job.name = '../x'", "letter or digit")),
+        ("membership.join_debounce_s=600", ("nest wrongly", "join_debounce_s")),
+        ("no-equals-sign", ("section.key=value",)),
+    ],
+)
+def test_a_bad_value_is_named_with_its_origin_and_a_remedy(
+    assignment: str, parts: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(command_line=assigned(assignment))
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_unknown_keys_of_file_and_environment_name_where_they_stand(tmp_path: Path) -> None:
+    file = write(tmp_path / "job.toml", "[ppo]\ngama = 1\n")
+    with pytest.raises(ConfigError, match=r"'ppo\.gama' \(from .*job\.toml\).*'ppo\.gamma'"):
+        load(file)
+    with pytest.raises(ConfigError, match=r"RALLYPOINT_PPO__GAMA\).*'ppo\.gamma'"):
+        load(environ={"RALLYPOINT_PPO__GAMA": "1"})
+    with pytest.raises(ConfigError, match=r"unknown section \[pop\] in .*job\.toml"):
+        load(write(file, "[pop]\ngamma = 1\n"))
+    with pytest.raises(ConfigError, match="outside a section"):
+        load(write(file, "job = 1\n"))
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read: No such file"):
+        load(tmp_path / "missing.toml")
+    with pytest.raises(ConfigError, match=r"bad\.toml: not valid TOML"):
+        load(write(tmp_path / "bad.toml", "[ppo\n"))
+
+
+def test_divisibility_is_checked_for_every_world_size() -> None:
+    with pytest.raises(BudgetError, match=r"env\.block = 12"):
+        load(command_line=assigned("env.block=12"))
+    with pytest.raises(BudgetError, match="fewer than 9 ranks"):
+        load(command_line=assigned("env.budget=global", "env.num_envs=64", "node.workers=9"))
+
+
+def test_the_hash_covers_what_workers_must_share_and_nothing_else() -> None:
+    base = configload.config_hash(load().config)
+
+    def changed(assignment: str) -> bool:
+        return configload.config_hash(load(command_line=assigned(assignment)).config) != base
+
+    assert all(map(changed, ("job.seed=2", "env.num_envs=64", "ppo.gamma=0.9")))
+    assert not any(map(changed, ("job.iterations=9", "node.workers=4", "log.level=debug")))
+
+
+def test_workers_read_back_what_was_written() -> None:
+    config = load(command_line=assigned("ppo.hidden=[7, 8]", "job.env_steps=5")).config
+    assert configload.from_json(configload.to_json(config)) == config
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        configload.from_json(b'{"job": 3}')
+
+
+def test_values_are_shown_as_they_could_be_typed() -> None:
+    config = load().config
+    typed = [
+        from_text(path, configload.shown(path, value), "test")
+        for path, value in configload.items(config)
+    ]
+    assert load(command_line=typed).config == config

@@ -1,0 +1,69 @@
+"""Splitting envs over ranks and handing out blocks: exact for every world size."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.daemon.shared import envbudget
+from rallypoint.daemon.shared.config import Config, EnvSection, JobSection, NodeSection
+from rallypoint.daemon.shared.errors import BudgetError
+
+
+@given(st.integers(1, 60), st.integers(1, 16), st.sampled_from([1, 8, 24]))
+def test_a_split_is_exact_even_and_larger_at_lower_ranks(
+    units: int, world_size: int, multiple: int
+) -> None:
+    total = units * multiple
+    if units < world_size:
+        with pytest.raises(BudgetError, match=f"{total} envs"):
+            envbudget.split(total, world_size, multiple)
+        return
+    counts = envbudget.split(total, world_size, multiple)
+    assert sum(counts) == total
+    assert all(count % multiple == 0 for count in counts)
+    assert list(counts) == sorted(counts, reverse=True)
+    assert max(counts) - min(counts) <= multiple
+
+
+def test_what_does_not_divide_names_the_nearest_counts() -> None:
+    with pytest.raises(BudgetError, match="take 96 or 104"):
+        envbudget.split(100, 2, 8)
+
+
+def test_per_rank_newcomers_take_the_lowest_free_blocks() -> None:
+    held = {"a": (0, 1), "c": (4, 5)}
+    assert envbudget.assign_per_rank(held, ["a", "c", "d"], 2) == {
+        "a": (0, 1),
+        "c": (4, 5),
+        "d": (2, 3),
+    }
+
+
+@given(
+    st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6, unique=True),
+    st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6, unique=True),
+    st.integers(6, 30),
+    st.booleans(),
+)
+def test_global_blocks_are_all_held_once_through_any_change(
+    before: list[str], after: list[str], blocks: int, move: bool
+) -> None:
+    held = envbudget.assign_global({}, before, blocks, move=True)
+    result = envbudget.assign_global(held, after, blocks, move=move)
+    assert sorted(b for mine in result.values() for b in mine) == list(range(blocks))
+    if move:
+        counts = [len(result[key]) for key in after]
+        assert tuple(counts) == envbudget.split(blocks, len(after), 1)
+    else:
+        kept = [key for key in after if key in held]
+        assert all(set(held[key]) <= set(result[key]) for key in kept)
+
+
+def test_the_whole_elastic_range_is_checked() -> None:
+    env = EnvSection(budget="global", num_envs=64, max_envs=32)
+    config = Config(env=env, node=NodeSection(workers=4), job=JobSection(min_workers=2))
+    envbudget.check(config)
+    with pytest.raises(BudgetError, match="at world size 1 a rank would hold 64"):
+        envbudget.check(Config(env=env, node=NodeSection(workers=4)))
+    with pytest.raises(BudgetError, match=r"job\.min_workers = 3"):
+        envbudget.check(Config(job=JobSection(min_workers=3)))

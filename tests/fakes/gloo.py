@@ -1,0 +1,87 @@
+"""Ranks as real processes over gloo, for tests that need torch's own reduction of gradients."""
+
+import multiprocessing
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rallypoint.daemon.shared.config import Config
+from rallypoint.trainer.elastic.group import ProcessGroup
+from tests.fakes.training import make_worker
+
+Shards = Sequence[Sequence[int]]
+_JOIN_S = 90.0
+
+
+class GlooRank:
+    """`Collectives` over the process group of this process, which never changes."""
+
+    def __init__(self, group: ProcessGroup, rank: int, world_size: int) -> None:
+        self._group = group
+        self.rank = rank
+        self.world_size = world_size
+
+    def all_gather(self, name: str, value: Tensor) -> list[Tensor]:
+        return self._group.all_gather(value)
+
+    def all_reduce_sum(self, name: str, value: Tensor) -> Tensor:
+        return self._group.all_reduce_sum(value)
+
+    def replicated(self, module: nn.Module) -> nn.Module:
+        return self._group.wrap(module)
+
+    def hit(self, failpoint: str) -> None:
+        return None
+
+
+def train_over_gloo(
+    config: Config, trainings: Sequence[Shards], iterations: int, directory: Path
+) -> list[list[dict[str, Tensor]]]:
+    """Several trainings, one after the other in the same processes: one rank per shard of env blocks.
+    The state at the end, by training and rank. Files go into ``directory``."""
+    world_size = len(trainings[0])
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=_rank, args=(config, trainings, iterations, directory, rank))
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(_JOIN_S)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join(_JOIN_S)
+    assert codes == [0] * world_size, f"exit codes of the ranks: {codes}"
+    return [
+        [load_file(directory / f"{number}-{rank}.safetensors") for rank in range(world_size)]
+        for number in range(len(trainings))
+    ]
+
+
+def _rank(
+    config: Config, trainings: Sequence[Shards], iterations: int, directory: Path, rank: int
+) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    world_size = len(trainings[0])
+    group = ProcessGroup(collective_s=_JOIN_S / 2)
+    store = dist.FileStore(str(directory / "store"), world_size)  # type: ignore[attr-defined]
+    group.form(store, generation=1, rank=rank, world_size=world_size, timeout_s=_JOIN_S / 2)
+    for number, shards in enumerate(trainings):
+        worker = make_worker(config, shards[rank])
+        collectives = GlooRank(group, rank, world_size)
+        for iteration in range(1, iterations + 1):
+            rollout = worker.collect(iteration)
+            worker.update(rollout, collectives, iteration)
+            worker.finish(rollout, collectives)
+        live = {name: tensor.detach().clone() for name, tensor in worker.live().items()}
+        save_file(live, directory / f"{number}-{rank}.safetensors")
+    # As a worker does: gloo's own threads must not meet the end of the interpreter.
+    os._exit(0)

@@ -1,0 +1,190 @@
+"""The recovery benchmark: what it makes of what it saw, and a real run of it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rallypoint.daemon import cli
+from rallypoint.daemon.shared.rundir import RunDir
+from rallypoint.daemon.shared.slotpage import SlotPage
+from rallypoint.ops.bench import peer, report, sampling
+from rallypoint.ops.bench.job import JournalReader
+from rallypoint.ops.bench.peer import PeerKill
+from rallypoint.ops.bench.recovery import PHASES, Kill, Recovery, phase_seconds
+from rallypoint.ops.bench.sampling import PageWatch, Sample
+
+SETTINGS = {"workers": 2, "task": "pointmass", "seed": 1, "settings": []}
+
+
+def kill(total_s: float | None, *, rollout_s: float | None = 0.0) -> Kill:
+    """A kill that took ``total_s``; None: nobody recovered from it."""
+    seconds = dict.fromkeys(PHASES) | {"total": total_s}
+    recovered = total_s is not None
+    return Kill("local/1#3", "update", recovered, 4, seconds, rollout_s, recovered, total_s)
+
+
+def recovery(*kills: Kill, error: str | None = None) -> Recovery:
+    return Recovery(kills, step_s=0.01, hash_mismatches=0, iterations=50, error=error)
+
+
+# --- from the journal and the pages ----------------------------------------------------------------
+
+
+def test_phases_count_from_the_kill() -> None:
+    line = {
+        "seconds": {**dict.fromkeys(PHASES, 0.5), "envs": None, "detect": 0.0, "total": 9.0},
+        "noticed_s": 100.01,
+        "decided_s": 100.02,
+        "published_s": 100.05,
+        "stepped": [{"slot": 0, "at_s": 100.2}, {"slot": 2, "at_s": 100.3}],
+    }
+    seconds = phase_seconds(line, kill_s=100.0)
+    assert seconds["detect"] == pytest.approx(0.02)
+    assert seconds["plan"] == pytest.approx(0.03)
+    assert seconds["total"] == pytest.approx(0.3)  # the last survivor's
+    assert seconds["envs"] is None
+    assert seconds["group"] == 0.5
+
+
+def test_the_time_of_a_step_leaves_rollouts_out() -> None:
+    steps = [Sample(1.0 + 0.01 * n, 64, n) for n in range(4)]
+    samples = [Sample(0.2, 32, 0), Sample(0.9, 64, 0), *steps[1:], Sample(5.0, 96, 3)]
+    assert sampling.step_seconds(samples) == [pytest.approx(0.01)]
+    assert sampling.step_seconds(samples[:2]) == []
+
+
+@pytest.mark.parametrize(
+    ("begin_s", "end_s", "expected_s"),
+    [
+        pytest.param(0.0, 9.0, 0.4, id="whole: four env steps of 0.1 s"),
+        pytest.param(1.15, 9.0, 0.25, id="killed in the middle of it"),
+        pytest.param(2.0, 9.0, 0.0, id="killed after it"),
+        pytest.param(0.0, 1.25, 0.2, id="until the first optimiser step"),
+    ],
+)
+def test_the_time_of_a_rollout_between_two_moments(
+    begin_s: float, end_s: float, expected_s: float
+) -> None:
+    samples = [Sample(0.0, 0, 5), *(Sample(1.1 + 0.1 * n, 32 * (n + 1), 5) for n in range(4))]
+    found_s = sampling.rollout_seconds(samples, begin_s, end_s)
+    assert found_s == pytest.approx(expected_s)
+
+
+def test_a_watch_keeps_only_changes(tmp_path: Path) -> None:
+    rundir = RunDir(tmp_path)
+    page = SlotPage(rundir.page(0), create=True)
+    watch = PageWatch(rundir, [0])
+    for now, steps in enumerate([0, 0, 7, 7]):
+        page.put(optimiser_steps=steps)
+        watch.look(float(now))
+    assert watch.samples == {0: [Sample(0.0, 0, 0), Sample(2.0, 0, 7)]}
+    watch.close()
+    page.close()
+
+
+def test_a_line_that_is_being_written_is_read_later(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    reader = JournalReader(path)
+    assert reader.read() == []
+    path.write_text('{"event":"iteration"}\n{"event":"gen')
+    assert reader.read() == [{"event": "iteration"}]
+    with path.open("a") as file:
+        file.write('eration"}\n')
+    assert reader.read() == [{"event": "generation"}]
+    assert len(reader.lines) == 2
+
+
+# --- report ------------------------------------------------------------------------------------------
+
+
+def test_percentiles_are_of_the_values_that_are_there() -> None:
+    figures = report.summary([*map(float, range(1, 21)), None])
+    assert figures == {"n": 20, "p50": 10.5, "p95": pytest.approx(19.05), "max": 20.0}
+    assert report.summary([None]) == {"n": 0, "p50": None, "p95": None, "max": None}
+
+
+def test_a_document_takes_the_step_and_the_rollout_off() -> None:
+    found = recovery(kill(0.2, rollout_s=0.05), kill(0.4, rollout_s=0.15))
+    document = report.recovery_document(found, [PeerKill(20.0, 30.0, 2)], SETTINGS)
+    assert document["seconds"]["total"]["p50"] == pytest.approx(0.3)
+    assert document["beyond_step"]["p50"] == pytest.approx(0.29)
+    assert document["beyond_step_and_rollout"]["p50"] == pytest.approx(0.19)
+    assert document["peer"]["ratio"] == pytest.approx(100.0)
+    assert document["recovered"] == 2
+    assert json.loads(json.dumps(document)) == document
+    text = report.recovery_text(document)
+    assert "2 of 2 kills recovered" in text
+    assert "torchrun" in text
+    assert all(phase in text for phase in PHASES)
+
+
+def test_a_kill_without_recovery_is_named_and_not_averaged() -> None:
+    lost = kill(None)
+    document = report.recovery_document(recovery(kill(0.2), lost, error="too slow"), [], SETTINGS)
+    assert document["recovered"] == 1
+    assert document["seconds"]["total"]["n"] == 1
+    assert document["peer"] is None
+    assert "ended early: too slow" in report.recovery_text(document)
+    assert "NOT RECOVERED" in report.kill_text(2, lost)
+
+
+def test_a_peer_that_does_not_come_back_counts_as_the_bound() -> None:
+    peers = [PeerKill(None, None, 0)]
+    document = report.recovery_document(recovery(kill(0.5)), peers, SETTINGS)
+    assert document["peer"]["not_back"] == 1
+    assert document["peer"]["ratio"] == pytest.approx(peer.BOUND_S / 0.5)
+    assert "120 times our total p50 or more" in report.recovery_text(document)
+
+
+def test_a_peer_is_back_when_all_ranks_of_one_attempt_train() -> None:
+    def step(attempt: int, at_s: float) -> dict[str, Any]:
+        return {"attempt": attempt, "at_s": at_s}
+
+    before = [step(0, 1.0), step(0, 1.1)]
+    half = [*before, step(1, 15.0)]
+    assert peer.summarise(before, 10.0, 2) == PeerKill(None, None, 0)
+    assert peer.summarise(half, 10.0, 2) == PeerKill(5.0, None, 1)
+    assert peer.summarise([*half, step(2, 20.0), step(2, 21.0)], 10.0, 2) == PeerKill(5.0, 11.0, 2)
+
+
+# --- command -----------------------------------------------------------------------------------------
+
+
+def test_a_world_of_one_has_no_survivors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "recovery", "--workers", "1"]) == 2
+    assert "at least 2 workers" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+def test_real_kills_are_recovered_from(tmp_path: Path) -> None:
+    output = tmp_path / "recovery.json"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "rallypoint.daemon.cli", "bench", "recovery", "--no-peer"),
+            *("--kills", "2", "--workers", "2", "--task", "pointmass", "--output", str(output)),
+            *("--set", "ppo.hidden=[8]", "--set", "env.num_envs=16"),
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(output.read_text())
+    assert document["recovered"] == document["survivors_kept"] == 2
+    assert document["hash_mismatches"] == 0
+    assert document["error"] is None
+    assert document["optimiser_step_s"] > 0
+    assert [one["recovered"] for one in document["kills"]] == [True, True]
+    for one in document["kills"]:
+        assert one["seconds"]["total"] > 0
+        assert one["seconds"]["group"] is not None
+        assert one["back_s"] > one["seconds"]["total"]  # the replacement came, and came later
+    assert document["kills"][0]["generation"] < document["kills"][1]["generation"]
+    assert "2 of 2 kills recovered" in done.stdout

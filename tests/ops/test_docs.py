@@ -1,0 +1,56 @@
+"""The reference pages say what the code says, and every command and exit code is in the documents."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rallypoint.daemon.executors.metrics import TABLE
+from rallypoint.daemon.shared import configload, timeouts
+from rallypoint.daemon.shared.config import Config
+from rallypoint.ops import docs
+from tests.project import ROOT, pyproject, source
+
+
+@pytest.mark.parametrize("name", sorted(docs.pages()))
+def test_a_reference_page_is_what_the_code_says(name: str) -> None:
+    written = (docs.FOLDER / name).read_text(encoding="utf-8")
+    assert written == docs.pages()[name], "run: python -m rallypoint.ops.docs"
+
+
+def test_pages_are_written_where_they_are_read(tmp_path: Path) -> None:
+    assert docs.FOLDER == ROOT / "docs"
+    docs.write(tmp_path, docs.pages())
+    assert {path.name for path in tmp_path.iterdir()} == set(docs.pages())
+
+
+def test_every_metric_and_label_value_is_documented() -> None:
+    text = docs.metrics_page()
+    for spec in TABLE:
+        assert f"`rallypoint_{spec.name}`" in text
+        for values in spec.labels.values():
+            assert ", ".join(values) in text
+
+
+def test_every_configuration_key_is_documented_with_its_meaning() -> None:
+    rows = dict(
+        re.findall(r"^\| `([a-z_]+\.[a-z_]+)` \| .* \| (.+) \|$", _configuration(), re.MULTILINE)
+    )
+    assert list(rows) == [path for path, _ in configload.items(Config())]
+    assert all(rows.values())
+
+
+def test_every_derived_timeout_is_documented() -> None:
+    for name in docs.docstrings(timeouts.Timeouts):
+        assert f"| `{name}` |" in _configuration()
+
+
+def test_every_command_has_a_section() -> None:
+    page = source(Path("docs/cli.md"))
+    sections = set(re.findall(r"^## `rallypoint ([a-z]+)", page, re.MULTILINE))
+    external = pyproject()["project"]["entry-points"]["rallypoint.commands"]
+    assert sections == {*external, "run", "status", "stop", "drain", "config"}
+
+
+def _configuration() -> str:
+    return docs.configuration_page()
