@@ -74,8 +74,11 @@ async def show(supervisor: Supervisor, out: TextIO, live: LiveLine | None) -> No
             live.show(line)
             await asyncio.sleep(_TERMINAL_EVERY_S)
         else:
-            out.write(f"{line}\n")
-            out.flush()
+            try:
+                out.write(f"{line}\n")
+                out.flush()
+            except OSError:
+                return  # nobody reads it any more; the run goes on
             await asyncio.sleep(_PLAIN_EVERY_S)
 
 

@@ -26,6 +26,8 @@ class Explain:
 
 @dataclass(frozen=True)
 class StartWorker:
+    """Start the process of a slot's next life; answered by ``WorkerSpawned`` or ``SpawnFailed``."""
+
     key: WorkerKey
 
 
@@ -46,24 +48,32 @@ class WriteMember:
 
 @dataclass(frozen=True)
 class SendPlan:
+    """Tell a worker about a newer plan, whether or not that lists it."""
+
     key: WorkerKey
     plan: Plan
 
 
 @dataclass(frozen=True)
 class SendFormedMark:
+    """Tell a worker that its generation is marked formed: its first iteration may end."""
+
     key: WorkerKey
     generation: int
 
 
 @dataclass(frozen=True)
 class SendStop:
+    """Ask a worker to stop by agreement after an iteration."""
+
     key: WorkerKey
     reason: str
 
 
 @dataclass(frozen=True)
 class SendLeave:
+    """Ask a worker that nobody counts on to exit."""
+
     key: WorkerKey
     reason: str
 
@@ -119,6 +129,8 @@ class MarkFormed:
 
 @dataclass(frozen=True)
 class SetJobState:
+    """Write the state of the job and why."""
+
     state: JobState
     reason: str
 

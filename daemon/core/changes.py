@@ -113,18 +113,18 @@ def _start(state: LeaderState, view: View, job: JobRecord, now: float) -> Draft 
     numbers = f"{len(ready)} ready of {view.expected} slots, at least {policy.min_workers} needed"
     if len(ready) < policy.min_workers:
         return Wait("start_waits", f"no survivor: {numbers}")
-    if job.iteration > 0 and state.checkpoint is None:
-        return Hopeless(
-            f"the job record holds progress (iteration {job.iteration}, generation {job.formed}), but no "
-            "live state and no verified checkpoint was found; not starting from scratch: make the "
-            "checkpoints readable again, or start a new job with --fresh"
-        )
     complete = len(ready) >= min(view.expected, policy.max_workers)
     due_s = state.not_before_s
     if not complete:
         due_s = max(due_s, (state.gather_at_s or now) + policy.join_debounce_s)
     if now < due_s:
         return Wait("start_waits", f"no survivor: {numbers}; waiting for the others", due_s)
+    if job.iteration > 0 and state.checkpoint is None:
+        return Hopeless(
+            f"the job record holds progress (iteration {job.iteration}, generation {job.formed}), but no "
+            "live state and no verified checkpoint was found; not starting from scratch: make the "
+            "checkpoints readable again, or start a new job with --fresh"
+        )
     members = ready[: policy.max_workers]
     ask = tuple(w.key for w in members) + view.unproven
     cause = "start" if state.plan is None else _cause_of_loss(view, state.plan, job)

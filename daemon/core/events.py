@@ -15,12 +15,16 @@ class NodeStarted:
 
 @dataclass(frozen=True)
 class WorkerSpawned:
+    """The process of a slot's next life has started."""
+
     key: WorkerKey
     pid: int
 
 
 @dataclass(frozen=True)
 class SpawnFailed:
+    """No process could be started; counts as a life that ended at once."""
+
     key: WorkerKey
     error: str
 
@@ -34,6 +38,8 @@ class WorkerConnected:
 
 @dataclass(frozen=True)
 class WorkerBecameReady:
+    """Warm: env built, first step done, store server bound at ``host:port``."""
+
     key: WorkerKey
     host: str
     port: int
@@ -54,6 +60,8 @@ class WorkerBroke:
 
 @dataclass(frozen=True)
 class WorkerFormed:
+    """The worker has formed this generation; ``iteration`` is its newest committed one."""
+
     key: WorkerKey
     generation: int
     state_hash: str
@@ -62,6 +70,8 @@ class WorkerFormed:
 
 @dataclass(frozen=True)
 class WorkerCommitted:
+    """The worker has committed an iteration; ``env_steps`` is the job's total."""
+
     key: WorkerKey
     generation: int
     iteration: int
@@ -109,11 +119,15 @@ class WorkerExited:
 
 @dataclass(frozen=True)
 class PlanSeen:
+    """The ``generation`` key, as this node reads it."""
+
     plan: Plan
 
 
 @dataclass(frozen=True)
 class JobSeen:
+    """The ``job`` key, as this node reads it."""
+
     job: JobRecord
 
 
@@ -187,6 +201,8 @@ class PlanChanged:
 
 @dataclass(frozen=True)
 class JobChanged:
+    """The ``job`` key as of one revision (also after our own writes)."""
+
     job: JobRecord
 
 

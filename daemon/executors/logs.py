@@ -3,10 +3,11 @@
 JSON lines to stderr, for journald; coloured text on a terminal.
 """
 
+import contextlib
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -23,6 +24,7 @@ def configure(
 ) -> None:
     """Set up structlog for this process. ``facts`` gives what every line carries."""
     stream = sys.stderr if stream is None else stream
+    lasting = cast(TextIO, _LastingStream(stream))
     console = section.format == "console" or (section.format == "auto" and stream.isatty())
 
     def add_facts(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
@@ -42,6 +44,22 @@ def configure(
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[section.level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        logger_factory=structlog.WriteLoggerFactory(file=lasting),
         cache_logger_on_first_use=False,
     )
+
+
+class _LastingStream:
+    """Whoever reads the log may go away (a closed pipe, a full disk): the run goes on without."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            return self._stream.write(text)
+        return 0
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()

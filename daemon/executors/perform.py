@@ -7,7 +7,7 @@ from typing import Any, Literal, assert_never
 import structlog
 
 from rallypoint.daemon.core import actions
-from rallypoint.daemon.core.events import LeaderEvent, NodeEvent, TimerFired
+from rallypoint.daemon.core.events import LeaderEvent, NodeEvent, PublishRefused, TimerFired
 from rallypoint.daemon.executors.membership import Membership
 from rallypoint.daemon.executors.persist import StateFile
 from rallypoint.daemon.executors.probe import probe
@@ -15,7 +15,7 @@ from rallypoint.daemon.executors.recorder import Recorder
 from rallypoint.daemon.executors.workers import Workers
 from rallypoint.daemon.shared import messages
 from rallypoint.daemon.shared.failpoints import Failpoints
-from rallypoint.daemon.shared.plan import WorkerKey
+from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
 Machine = Literal["node", "leader"]
 
@@ -87,17 +87,14 @@ class Performer:
             case actions.ProbeMembers():
                 self._spawn(self._probe(action), "probe")
             case actions.PublishPlan(plan=plan, replaces=replaces):
-                # The number is on disk before anybody can see it, so it is never given out again.
-                newest = max(self._state.state.generation, plan.generation)
-                self._state.update(generation=newest)
-                self._failpoints.hit("supervisor_publish", iteration=self._recorder.iteration + 1)
-                await self._membership.publish(plan, replaces)
+                await self._publish(plan, replaces)
             case actions.MarkFormed(generation=generation):
                 self._failpoints.hit(
                     "supervisor_mark_formed", iteration=self._recorder.iteration + 1
                 )
                 if not await self._membership.mark_formed(generation, self._progress()):
-                    _log.warning("formed_mark_refused", formed=generation)
+                    reason = "it is not the newest plan any more"
+                    self._emit("leader", PublishRefused(generation, reason))
             case actions.SetJobState(state=state, reason=reason):
                 _log.info("job_state", state=state, reason=reason)
                 await self._membership.update_job(state=state, reason=reason, **self._progress())
@@ -108,6 +105,18 @@ class Performer:
         """Drop all timers."""
         for timer in self._timers.values():
             timer.cancel()
+
+    async def _publish(self, plan: Plan, replaces: int) -> None:
+        """The number is on disk before anybody can see it, so that it is never given out again."""
+        try:
+            self._state.update(generation=max(self._state.state.generation, plan.generation))
+        except OSError as error:
+            reason = f"generation {plan.generation} could not be written to disk: {error.strerror}"
+            _log.error("state_write_failed", path=str(self._state.path), reason=reason)
+            self._emit("leader", PublishRefused(plan.generation, reason))
+            return
+        self._failpoints.hit("supervisor_publish", iteration=self._recorder.iteration + 1)
+        await self._membership.publish(plan, replaces)
 
     def _progress(self) -> dict[str, int]:
         return {"iteration": self._recorder.iteration, "env_steps": self._recorder.env_steps}

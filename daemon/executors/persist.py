@@ -77,7 +77,13 @@ def open_state(
     else:
         _refuse_other_job(rundir, config, state)
     file = StateFile(rundir.state, state)
-    file.update(supervisor_incarnation=state.supervisor_incarnation + 1)
+    try:
+        file.update(supervisor_incarnation=state.supervisor_incarnation + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"{rundir.path}: the run's directory cannot be written: {error.strerror}; make room, or "
+            "give another one with --dir"
+        ) from error
     return file
 
 

@@ -71,8 +71,9 @@ class Recorder:
             case messages.Committed():
                 self._committed(message)
             case messages.StepsLost():
-                self._steps.reported_lost(message.key, message.env_steps)
-                self._metrics.add("env_steps_lost_total", message.env_steps, reason=message.reason)
+                steps = max(0, message.env_steps)
+                self._steps.reported_lost(message.key, steps)
+                self._metrics.add("env_steps_lost_total", steps, reason=message.reason)
             case messages.HashMismatch():
                 self._mismatched(message)
             case messages.CheckpointDone():
@@ -122,7 +123,7 @@ class Recorder:
 
     def _committed(self, message: messages.Committed) -> None:
         for activity, seconds in message.activity.items():
-            self._metrics.add("wall_seconds_total", seconds, activity=activity)
+            self._metrics.add("wall_seconds_total", max(0.0, seconds), activity=activity)
         try:
             outcome = self._journal.commit(message)
         except OSError as error:

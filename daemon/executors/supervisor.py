@@ -178,8 +178,8 @@ class Supervisor:
         await self._workers.processes.end_all()
         self.recorder.close()
         self._job = await self._membership.read_job() or self._job
-        self._state.update(
-            job=persist.with_progress(self._job, self.recorder.iteration, self.recorder.env_steps)
+        self._remember(
+            persist.with_progress(self._job, self.recorder.iteration, self.recorder.env_steps)
         )
         await self._workers.control.close()
         await self._membership.leave()
@@ -214,7 +214,7 @@ class Supervisor:
             await self._performer.node(action)
         self.recorder.worker_states([slot.state for slot in self._node.slots])
         if isinstance(event, JobSeen):
-            self._state.update(durable=False, job=event.job)
+            self._remember(event.job)
 
     async def _decide_leader(self, event: LeaderEvent, now: float) -> None:
         self._leader, actions = leader.decide(self._leader, event, now)
@@ -290,6 +290,12 @@ class Supervisor:
             allowed=not reason,
             reason=reason or f"member of generation {formed.generation if formed else 0}",
         )
+
+    def _remember(self, job: JobRecord) -> None:
+        try:
+            self._state.update(durable=False, job=job)
+        except OSError as error:
+            _log.error("state_write_failed", path=str(self._state.path), reason=error.strerror)
 
     # --- small ----------------------------------------------------------------------------------
 

@@ -19,7 +19,13 @@ TASK_OVERRIDES: Final[MappingProxyType[str, MappingProxyType[str, Any]]] = Mappi
                 "job.iterations": 400,
             }
         ),
-        "cartpole": MappingProxyType({"ppo.hidden": (32, 32), "ppo.entropy_coef": 0.0}),
+        "cartpole": MappingProxyType(
+            {
+                "ppo.hidden": (32, 32),
+                "ppo.learning_rate_bounds": (1e-5, 1e-3),
+                "ppo.entropy_coef": 0.0,
+            }
+        ),
         "pointmass": MappingProxyType({"ppo.hidden": (32, 32), "ppo.entropy_coef": 0.0}),
     }
 )

@@ -20,32 +20,9 @@ from rallypoint.daemon.core.nodestate import NodeState
 from rallypoint.daemon.core.policy import LeaderPolicy, NodePolicy
 from rallypoint.daemon.core.records import JobRecord, MemberRecord
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
+from tests.fakes.worker_model import FakeWorker, WorkerModel
 
 STEP_S = 0.02
-MESSAGES_PENDING = 3
-"""Training goes no faster than its reports are read."""
-JOB = JobRecord(uid="job", config_hash="hash", versions={})
-
-
-@dataclass
-class FakeWorker:
-    """What a real worker would know and do, without the work."""
-
-    key: WorkerKey
-    alive: bool = True
-    phase: str = "booting"
-    """booting, connected, idle, forming, training."""
-    generation: int = 0
-    tried: int = 0
-    last_formed: int = 0
-    committed: int = 0
-    plan: Plan | None = None
-    formed_seen: int = 0
-    stop: bool = False
-    leave: str = ""
-    frozen: bool = False
-    """Stopped: it does nothing and answers no probe."""
-    line: deque[ev.NodeEvent] = field(default_factory=deque)
 
 
 @dataclass
@@ -58,7 +35,7 @@ class FakeNode:
     exit_code: int | None = None
 
 
-class Cluster:
+class Cluster(WorkerModel):
     """``check`` is called with each plan right before it is written."""
 
     def __init__(
@@ -68,26 +45,21 @@ class Cluster:
         seed: int,
         check: Callable[["Cluster", Plan], None] = lambda cluster, plan: None,
     ) -> None:
+        super().__init__()
         self.policy = policy
         self.slots = slots
         self.random = random.Random(seed)  # noqa: S311 - chooses orders and faults
         self.check = check
         self.now = 100.0
         self.nodes: dict[str, FakeNode] = {}
-        self.workers: dict[WorkerKey, FakeWorker] = {}
         self.members: dict[str, MemberRecord] = {}
-        self.plans: dict[int, Plan] = {}
         self.plan: Plan | None = None
-        self.job = JOB
-        self.checkpoint: tuple[int, int] | None = None
         self.leader: LeaderState | None = None
         self.leader_line: deque[ev.LeaderEvent] = deque()
         self.leader_timer_s: float | None = None
         self.incarnation = 0
         self.refuses = 0
         """How many of the next writes of the leader the store refuses."""
-        self.committed: dict[int, int] = {}
-        """Iteration -> generation that committed it first."""
         for name in slots:
             self.start_node(name)
         self.elect()
@@ -133,20 +105,6 @@ class Cluster:
         newest = self.plan.generation if self.plan is not None else 0
         self._tell_leader(ev.LeaderElected(self._members(), self.plan, self.job, newest))
 
-    def kill(self, worker: FakeWorker) -> None:
-        """SIGKILL: what it has said before still arrives."""
-        worker.alive = False
-        worker.line.append(ev.WorkerExited(worker.key, None, 9, "killed"))
-
-    def freeze(self, worker: FakeWorker) -> None:
-        """SIGSTOP: it does nothing and answers nothing."""
-        worker.frozen = True
-
-    def thaw(self) -> None:
-        """SIGCONT to all."""
-        for worker in self.live():
-            worker.frozen = False
-
     def refuse(self, writes: int) -> None:
         """The store refuses the next writes of the leader."""
         self.refuses = writes
@@ -173,9 +131,7 @@ class Cluster:
                 )
         if self.leader_line:
             choices.append(lambda: self._lead(self.leader_line.popleft()))
-        awake = [w for w in self.live() if not w.frozen]
-        choices += [move for w in awake if (move := self._move(w)) is not None]
-        choices += self._group_moves()
+        choices += self.moves()
         if not choices:
             return False
         self.random.choice(choices)()
@@ -205,10 +161,6 @@ class Cluster:
         for _ in range(most):
             if until() or not (self.step() or self.pass_time()):
                 return
-
-    def live(self) -> list[FakeWorker]:
-        """Workers whose process lives."""
-        return [worker for worker in self.workers.values() if worker.alive]
 
     def trains(self) -> bool:
         """Whether the newest plan has formed, is marked, and lists every living worker."""
@@ -253,7 +205,7 @@ class Cluster:
                 self.members[record.node] = record
                 self._tell_leader(ev.MembersChanged(self._members()))
             case act.SendPlan(key=key, plan=plan):
-                self._take_plan(self.workers[key], plan)
+                self.take_plan(self.workers[key], plan)
             case act.SendFormedMark(key=key, generation=generation):
                 worker = self.workers[key]
                 worker.formed_seen = max(worker.formed_seen, generation)
@@ -263,12 +215,6 @@ class Cluster:
                 self.workers[key].leave = reason
             case act.ExitSupervisor(code=code):
                 fake.exit_code = code
-
-    def _take_plan(self, worker: FakeWorker, plan: Plan) -> None:
-        if worker.plan is None or plan.generation > worker.plan.generation:
-            worker.plan = plan
-            if worker.phase == "forming" or (worker.phase == "training" and plan.kind == "forced"):
-                worker.phase = "idle"  # superseded, or released
 
     def _lead(self, event: ev.LeaderEvent) -> None:
         assert self.leader is not None
@@ -327,131 +273,3 @@ class Cluster:
         for fake in self.nodes.values():
             fake.line.append(ev.JobSeen(job))
         self._tell_leader(ev.JobChanged(job))
-
-    # --- workers ----------------------------------------------------------------------------------
-
-    def _move(self, worker: FakeWorker) -> Callable[[], None] | None:
-        """What this worker can do by itself, if anything."""
-        plan = worker.plan
-        if worker.phase == "booting":
-            return lambda: self._say(worker, "connected", ev.WorkerConnected(worker.key))
-        if worker.phase == "connected":
-            ready = ev.WorkerBecameReady(
-                worker.key, "host", 5000 + worker.key.slot, "cpu", 0, 0, self.checkpoint
-            )
-            return lambda: self._say(worker, "idle", ready)
-        waits = worker.phase in ("idle", "forming") or worker.formed_seen < worker.generation
-        if worker.leave and waits:
-            return lambda: self._go(worker, worker.leave)
-        newer = plan is not None and plan.generation > worker.tried and plan.find(worker.key)
-        if worker.phase == "idle" and newer:
-            return lambda: self._begin(worker)
-        if worker.phase in ("forming", "training") and self._peer_left(worker):
-            return lambda: self._break(worker)
-        return None
-
-    def _say(self, worker: FakeWorker, phase: str, event: ev.NodeEvent) -> None:
-        worker.phase = phase
-        worker.line.append(event)
-
-    def _begin(self, worker: FakeWorker) -> None:
-        assert worker.plan is not None
-        worker.phase = "forming"
-        worker.generation = worker.tried = worker.plan.generation
-
-    def _peer_left(self, worker: FakeWorker) -> bool:
-        """A peer that had come is dead or elsewhere. (Who never came is only waited for.)"""
-        come = [p for p in self._peers(worker.generation) if p.tried >= worker.generation]
-        return any(
-            not p.alive or p.generation > worker.generation or p.phase == "idle" for p in come
-        )
-
-    def _peers(self, generation: int) -> list[FakeWorker]:
-        return [self.workers[m.key] for m in self.plans[generation].members]
-
-    def _break(self, worker: FakeWorker) -> None:
-        generation = worker.generation
-        worker.phase = "idle"
-        plan = worker.plan
-        if plan is None or plan.generation == generation or plan.kind == "planned":
-            worker.line.append(ev.WorkerBroke(worker.key, generation, "connection closed"))
-
-    def blip(self, worker: FakeWorker) -> None:
-        """A collective fails though everybody lives."""
-        if not worker.frozen and worker.phase in ("forming", "training"):
-            self._break(worker)
-
-    def _go(self, worker: FakeWorker, reason: str) -> None:
-        worker.alive = False
-        worker.line.append(ev.WorkerLeft(worker.key, worker.committed, reason))
-        worker.line.append(ev.WorkerExited(worker.key, 0, None, reason))
-
-    def _group_moves(self) -> list[Callable[[], None]]:
-        """What a whole generation can do together."""
-        moves: list[Callable[[], None]] = []
-        generations = {w.generation for w in self.live() if w.phase in ("forming", "training")}
-        for generation in sorted(generations):
-            peers = self._peers(generation)
-            if not all(
-                p.alive
-                and not p.frozen
-                and p.generation == generation
-                and p.phase in ("forming", "training")
-                for p in peers
-            ):
-                continue
-            moves += [lambda p=p: self._form(p) for p in peers if p.phase == "forming"]  # type: ignore[misc]
-            if all(p.phase == "training" for p in peers):
-                self._training_moves(self.plans[generation], peers, moves)
-        return moves
-
-    def _form(self, worker: FakeWorker) -> None:
-        worker.phase = "training"
-        restored = (self.checkpoint or (0, 0))[1] if self.plans[worker.generation].restore else 0
-        worker.committed = max([p.committed for p in self._peers(worker.generation)] + [restored])
-        worker.last_formed = worker.generation
-        worker.line.append(ev.WorkerFormed(worker.key, worker.generation, "hash", worker.committed))
-
-    def _training_moves(
-        self, plan: Plan, group: list[FakeWorker], moves: list[Callable[[], None]]
-    ) -> None:
-        generation = plan.generation
-        marked = all(p.formed_seen >= generation for p in group)
-        covered = not plan.commit_first or (
-            self.checkpoint is not None and self.checkpoint[0] >= self.job.restore_generation
-        )
-        newest = min(0 if p.plan is None else p.plan.generation for p in group)
-        if marked and (self.checkpoint or (0, 0))[0] < generation:
-            moves.append(lambda: self._save(group[0]))
-        if plan.hold:
-            if newest > generation:
-                moves.append(lambda: self._leave_generation(group))
-            elif any(p.stop for p in group):
-                moves.append(lambda: self._stop(group))
-        elif marked and covered and all(len(p.line) < MESSAGES_PENDING for p in group):
-            moves.append(lambda: self._commit(group, newest))
-
-    def _save(self, worker: FakeWorker) -> None:
-        self.checkpoint = (worker.generation, worker.committed)
-        worker.line.append(ev.WorkerCheckpointed(worker.key, worker.generation, worker.committed))
-
-    def _commit(self, group: list[FakeWorker], newest: int) -> None:
-        for worker in group:
-            worker.committed += 1
-            worker.line.append(
-                ev.WorkerCommitted(worker.key, worker.generation, worker.committed, 0)
-            )
-        first = self.committed.setdefault(group[0].committed, group[0].generation)
-        assert first <= group[0].generation
-        if any(p.stop for p in group):
-            self._stop(group)
-        elif newest > group[0].generation:
-            self._leave_generation(group)
-
-    def _leave_generation(self, group: list[FakeWorker]) -> None:
-        for worker in group:
-            worker.phase = "idle"
-
-    def _stop(self, group: list[FakeWorker]) -> None:
-        for worker in group:
-            self._go(worker, "stopped")

@@ -155,7 +155,7 @@ class ScriptedSupervisor:
             else envbudget.assign_per_rank(held, members, env.num_envs // env.block)
         )
         plan = Plan(
-            generation=1 if self.plan is None else self.plan.generation + 1,
+            generation=1 + (self.formed if self.plan is None else self.plan.generation),
             kind=kind,
             cause="start",
             formed=self.formed,

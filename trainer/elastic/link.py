@@ -76,9 +76,10 @@ class Link:
             self._flush()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything said so far has been sent. False when the time is over."""
+        """Wait until everything said so far has been sent. False when the time is over, or when there
+        is nobody to hear it."""
         deadline_s = time.monotonic() + timeout_s
-        while self._unsent and time.monotonic() < deadline_s:
+        while self._unsent and not self.orphaned and time.monotonic() < deadline_s:
             with self._sending:
                 self._flush()
             if self._unsent:

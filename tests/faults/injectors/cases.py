@@ -1,56 +1,110 @@
 """Steps that cases share: lose a worker at a point, and look at what has become of the run."""
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
-from tests.fakes.supervised import Status
+from rallypoint.daemon.shared import timeouts
+from rallypoint.daemon.shared.configload import from_json
+from tests.fakes.supervised import Status, trains
 from tests.faults.injectors.job import FaultJob, by_rank
-from tests.faults.model.lines import IterationLine, read_journal
+from tests.faults.model.lines import IterationLine, Life, RecoveryLine, read_journal
 from tests.faults.validate.history import violations
 
 
-def lose_at(job: FaultJob, status: Status, point: str, rank: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Victim:
+    """A worker that a case kills."""
+
+    life: Life
+    pid: int
+
+    @classmethod
+    def of(cls, worker: dict[str, Any]) -> Self:
+        """The worker of a line of ``status``."""
+        return cls(Life(worker["slot"], worker["incarnation"]), worker["pid"])
+
+
+def lose_at(job: FaultJob, status: Status, point: str, rank: int) -> Victim:
     """Arm one point for one rank, and wait until exactly that worker was killed there."""
-    victim = by_rank(status, rank)
+    victim = Victim.of(by_rank(status, rank))
     job.arming.arm(f"{point}:{rank}=kill")
-    (fired,) = job.wait_fired()
-    assert fired.pid == victim["pid"], f"{fired} is not {victim}"
-    assert_killed(job, victim)
+    assert_fired(job, victim)
     return victim
 
 
-def assert_killed(job: FaultJob, victim: dict[str, Any]) -> None:
-    """The supervisor saw this worker end by SIGKILL, not by its own hand."""
-    key = f"{victim['node']}/{victim['slot']}#{victim['incarnation']}"
-    line = job.wait_logged("worker_exited", worker=key)
-    assert line["reason"] == "killed by SIGKILL"
-    assert line["pid"] == victim["pid"]
+def kill(job: FaultJob, status: Status, *ranks: int) -> list[Victim]:
+    """SIGKILL to the workers of these ranks, from outside."""
+    return [Victim.of(worker) for worker in job.kill(status, *ranks)]
 
 
-def assert_in_place(
-    job: FaultJob, before: Status, after: Status, *, lost: Collection[int], lives: int = 1
-) -> None:
-    """Survivors kept their process and their env; each lost rank of ``before`` lives again by itself,
-    after ``lives`` restarts."""
+def kill_rank_2(job: FaultJob, status: Status) -> tuple[Victim, Status]:
+    """Kill the last of three, and wait until the two others train: long before its next life, which
+    will enter as rank 2 by a planned change, is ready."""
+    (victim,) = kill(job, status, 2)
+    return victim, job.wait_for(
+        lambda s: trains(s, 2) and s["generation"] > status["generation"], "two to train on"
+    )
+
+
+def next_life(job: FaultJob, victim: Victim) -> Victim:
+    """The worker that follows in the slot of a lost one."""
+    life = Life(victim.life.slot, victim.life.incarnation + 1)
+    return Victim(life, job.wait_logged("worker_started", worker=_name(life))["pid"])
+
+
+def assert_fired(job: FaultJob, victim: Victim) -> None:
+    """The armed point fires once, in this process, and the supervisor sees it end by that."""
+    (fired,) = job.wait_fired()
+    assert fired.pid == victim.pid, f"{fired}, not in {victim}"
+    assert_killed(job, victim)
+
+
+def assert_killed(job: FaultJob, *victims: Victim) -> None:
+    """The supervisor saw these workers end by SIGKILL, not by their own hand."""
+    for victim in victims:
+        line = job.wait_logged("worker_exited", worker=_name(victim.life))
+        assert (line["pid"], line["reason"]) == (victim.pid, "killed by SIGKILL")
+
+
+def recover(job: FaultJob, before: Status, victims: Sequence[Victim]) -> Status:
+    """Wait until all train again and the lost workers are back by themselves, once more for each
+    life lost. Survivors kept their process, their env, and their life."""
+    lost = {victim.life.slot: victim.life.incarnation for victim in victims}
+    after = job.settle(len(before["workers"]), newer_than=lost)
     for worker in before["workers"]:
-        now = next(w for w in after["workers"] if w["slot"] == worker["slot"])
-        if worker["rank"] in lost:
+        slot, now = worker["slot"], after["workers"][worker["slot"]]
+        if slot in lost:
+            assert now["incarnation"] == lost[slot] + 1, "back after one restart"
             assert now["pid"] != worker["pid"]
-            assert now["incarnation"] == worker["incarnation"] + lives
         else:
-            assert now["pid"] == worker["pid"]
             assert now["incarnation"] == worker["incarnation"]
-        assert job.page(worker["slot"]).env_builds == 1, "built once, in warm-up"
+            assert now["pid"] == worker["pid"]
+        assert job.page(slot).env_builds == 1, "built once, in warm-up"
     assert after["iteration"] > before["iteration"]
-    assert {fired.entry for fired in job.arming.fired()} != set()
+    return after
 
 
-def assert_sound(job: FaultJob) -> None:
-    """Every promise holds over the whole history of the job so far, and the policy still learns."""
-    history = job.history()
-    assert violations(history) == []
-    lines = [x for x in read_journal(job.rundir.journal) if isinstance(x, IterationLine)]
-    assert len({line.metrics["policy_loss"] for line in lines[-3:]}) == 3, "the loss stands still"
-    assert not job.logged("state_hash_conflict")
-    assert not job.logged("iteration_gap")
-    assert not job.logged("iteration_went_back")
+def assert_sound(job: FaultJob, before: Status, *, init_broken: bool = False) -> None:
+    """Every promise holds over the whole history of the job so far, the policy still learns, and no
+    phase of a change since ``before`` was ended by its timeout."""
+    assert violations(job.history()) == []
+    lines = read_journal(job.rundir.journal)
+    losses = [x.metrics["policy_loss"] for x in lines if isinstance(x, IterationLine)]
+    assert len(set(losses[-3:])) == 3, "the loss stands still"
+    for event in ("state_hash_conflict", "iteration_gap", "iteration_went_back"):
+        assert not job.logged(event)
+    config = from_json(job.rundir.config.read_bytes())
+    times = timeouts.derive(config, config.node.workers)
+    for line in lines:
+        if isinstance(line, RecoveryLine) and line.generation > before["generation"]:
+            group_s, total_s = line.seconds["group"], line.seconds["total"]
+            assert group_s is not None
+            assert total_s is not None
+            assert group_s < times.group_init_s, line
+            if init_broken and line.kind == "forced":
+                assert total_s < times.rebuild_bound_s, line
+
+
+def _name(life: Life) -> str:
+    return f"local/{life.slot}#{life.incarnation}"

@@ -7,7 +7,7 @@ import sys
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,15 +102,19 @@ class FaultJob(Supervised):
             time.sleep(POLL_S)
         raise AssertionError(f"not within {WAIT_S} s: {what()}\n{self._last_log()}")
 
-    def settle(self, workers: int = 3, iterations: int = 2, after: int = 0) -> Status:
-        """This many train in a generation newer than ``after``, and each has committed this many
-        iterations since that was seen."""
-        reached = self.wait_for(
-            lambda s: trains(s, workers) and s["generation"] > after,
-            f"{workers} workers to train after generation {after}",
-        )
+    def settle(
+        self, workers: int = 3, iterations: int = 2, newer_than: Mapping[int, int] | None = None
+    ) -> Status:
+        """Wait until this many train, and each has committed this many iterations more; ``newer_than``
+        has incarnations by slot that must have been followed by others."""
+
+        def there(s: Status) -> bool:
+            lives = {w["slot"]: w["incarnation"] for w in s["workers"]}
+            return trains(s, workers) and all(lives[k] > n for k, n in (newer_than or {}).items())
+
+        reached = self.wait_for(there, f"{workers} workers to train")
         return self.wait_for(
-            lambda s: trains(s, workers) and committed_by_all(s, reached["iteration"] + iterations),
+            lambda s: there(s) and committed_by_all(s, reached["iteration"] + iterations),
             f"{iterations} more iterations of {workers} workers",
         )
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.faults.conftest import Jobs
-from tests.faults.injectors.cases import assert_in_place, assert_sound, lose_at
+from tests.faults.injectors.cases import assert_sound, lose_at, recover
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
@@ -18,7 +18,19 @@ POINTS = (
 def test_killed_in_an_iteration(jobs: Jobs, point: str, rank: int) -> None:
     with jobs.case("--workers", "3") as job:
         before = job.settle()
-        lose_at(job, before, point, rank)
-        after = job.settle(after=before["generation"] + 1)
-        assert_in_place(job, before, after, lost=[rank])
-        assert_sound(job)
+        victim = lose_at(job, before, point, rank)
+        recover(job, before, [victim])
+        assert_sound(job, before)
+
+
+@pytest.mark.parametrize("point", ["checkpoint_save", "checkpoint_manifest"])
+def test_killed_while_it_writes_a_checkpoint(jobs: Jobs, point: str) -> None:
+    with jobs.case("--workers", "3") as job:
+        before = job.settle()
+        victim = lose_at(job, before, point, 0)
+        after = recover(job, before, [victim])
+        job.wait_for(
+            lambda s: (s["checkpoint"]["iteration"] or 0) > after["iteration"],
+            "a checkpoint of the next rank 0",
+        )
+        assert_sound(job, before)

@@ -2,6 +2,7 @@
 
 import threading
 
+import msgspec
 import pytest
 import torch
 
@@ -139,9 +140,19 @@ def test_dropping_a_rollout_in_flight_stops_it_and_counts_its_steps() -> None:
     hand.stepped(8)  # the next one is not affected
 
 
+PACKET = Packet(
+    generation=4,
+    iteration=9,
+    newest_plan=4,
+    stop=False,
+    finite=True,
+    state_hash=-5,
+    env_steps=48,
+)
+
+
 def packet(**changes: int | bool) -> Packet:
-    values = {"generation": 4, "iteration": 9, "newest_plan": 4, "state_hash": -5, "env_steps": 48}
-    return Packet(stop=False, finite=True, **{**values, **changes})  # type: ignore[arg-type]
+    return msgspec.structs.replace(PACKET, **changes)
 
 
 def test_packets_round_trip_with_their_bodies() -> None:
