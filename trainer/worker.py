@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from rallypoint import __version__
 from rallypoint.daemon.shared import messages, timeouts
+from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.configload import config_hash, from_json
 from rallypoint.daemon.shared.failpoints import Failpoints
 from rallypoint.daemon.shared.plan import WorkerKey
@@ -27,6 +28,7 @@ from rallypoint.daemon.shared.rundir import RunDir
 from rallypoint.daemon.shared.slotpage import SlotPage
 from rallypoint.trainer.checkpoints import CheckpointKeeper
 from rallypoint.trainer.elastic.collectives import SingleProcess
+from rallypoint.trainer.elastic.group import ProcessGroup
 from rallypoint.trainer.elastic.link import Link
 from rallypoint.trainer.elastic.registry import StateRegistry
 from rallypoint.trainer.elastic.session import ElasticSession
@@ -55,7 +57,8 @@ class Worker:
         self.timeouts = timeouts.derive(config, config.job.max_workers or config.node.workers)
         dtype = {"float32": torch.float32, "float64": torch.float64}[config.ppo.dtype]
         self.env = make_env(config, dtype=dtype)
-        self.learner = PpoLearner(config, self.env.spec, torch.device("cpu"))
+        self.device = _device(config, key.slot)
+        self.learner = PpoLearner(config, self.env.spec, self.device)
         registry = StateRegistry()
         self.learner.register(registry)
         self.session: ElasticSession[Rollout] = ElasticSession(
@@ -65,6 +68,7 @@ class Worker:
             self.timeouts,
             self.failpoints,
             config.job.seed,
+            ProcessGroup(self.timeouts, self.device, _end_stuck),
         )
         self.link = Link(
             rundir.control_socket,
@@ -121,7 +125,7 @@ class Worker:
                 key=self.key,
                 host=self.config.node.advertise,
                 port=self.port,
-                device="cpu",
+                device=_identity(self.device),
                 capacity_envs=self.config.env.max_envs or 0,
                 last_formed=session.state.last_formed,
                 checkpoint=session.checkpoint,
@@ -193,6 +197,28 @@ def _bind_store(bind: str) -> tuple[TCPStore, int]:
         master_listen_fd=listener.detach(),
     )
     return store, port
+
+
+def _device(config: Config, slot: int) -> torch.device:
+    """The device of a slot; the process uses no other GPU."""
+    if config.node.devices is None:
+        return torch.device("cpu")
+    device = torch.device("cuda", config.node.devices[slot])
+    torch.cuda.set_device(device)
+    return device
+
+
+def _identity(device: torch.device) -> str:
+    """``cpu``, or what distinguishes this GPU from every other one."""
+    if device.type == "cpu":
+        return "cpu"
+    return f"gpu-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def _end_stuck(why: str) -> None:
+    sys.stderr.write(f"{why}: ending this process; its slot restarts cold\n")
+    sys.stderr.flush()
+    os._exit(EXIT_RESTART_COLD)
 
 
 def _leave_at_once() -> None:

@@ -1,6 +1,7 @@
 """The progress of a run in one line: rewritten in place on a terminal, printed now and then elsewhere."""
 
 import asyncio
+import shutil
 import time
 from collections import deque
 from typing import Any, Final, TextIO
@@ -22,8 +23,8 @@ class LiveLine:
 
     def show(self, line: str) -> None:
         """Replace the line; "" removes it."""
-        self._line = line
-        self._terminal.write(f"{_CLEAR}{line}")
+        self._line = line[: shutil.get_terminal_size().columns - 1]  # a wrapped line stays behind
+        self._terminal.write(f"{_CLEAR}{self._line}")
         self._terminal.flush()
 
     # What a log stream needs.

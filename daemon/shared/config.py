@@ -36,6 +36,8 @@ class NodeSection:
     """Network interface for collectives (GLOO_SOCKET_IFNAME); never guessed from a host name."""
     workers: int = 2
     """Slots on this node: one worker process each."""
+    devices: tuple[int, ...] | None = None
+    """CUDA device of each slot, all different; collectives then go through NCCL. None: the CPU."""
     stop_grace_s: float = 30.0
     """How long a stop waits for workers to agree and checkpoint before it ends them."""
 

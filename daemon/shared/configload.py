@@ -133,12 +133,22 @@ def load(
     for path, value in TASK_OVERRIDES[task].items():
         chosen.setdefault(path, Given(path, value, f"task {task}"))
     config = _build(chosen)
+    _check_devices(config)
     envbudget.check(config)
     timeouts.derive(config, envbudget.world_size_range(config)[1])
     sources = {
         path: chosen[path].origin if path in chosen else "default" for path, _ in items(config)
     }
     return Resolved(config, MappingProxyType(sources))
+
+
+def _check_devices(config: Config) -> None:
+    devices, workers = config.node.devices, config.node.workers
+    if devices is not None and (len(devices) != workers or len(set(devices)) != workers):
+        raise ConfigError(
+            f"node.devices = {list(devices)} must name a GPU of its own for each of node.workers = "
+            f"{workers} slots"
+        )
 
 
 def items(config: Config) -> Iterable[tuple[str, Any]]:

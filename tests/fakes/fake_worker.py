@@ -30,6 +30,7 @@ from rallypoint.daemon.shared.rundir import RunDir
 from rallypoint.daemon.shared.slotpage import PHASES, SlotPage
 
 ITERATION_S = 0.02
+RESTORE_S = 2.0
 
 
 class SharedNumber:
@@ -62,6 +63,7 @@ class FakeWorker:
             slot: SharedNumber(rundir.path / f"fake-arrived-{slot}")
             for slot in range(self.config.node.workers)
         }
+        self.restored = SharedNumber(rundir.path / "fake-restored")
         self.saved = SharedNumber(rundir.path / "fake-checkpoint")
         self.reported = 0
         self.collecting = 0
@@ -140,7 +142,11 @@ class FakeWorker:
             return
         if plan.restore and member.rank == 0:
             self.committed.write(self.saved.read() or 0)
-        while self.committed.read() is None:
+            self.restored.write(plan.generation)
+        deadline_s = time.monotonic() + RESTORE_S
+        while plan.restore and (self.restored.read() or 0) < plan.generation:
+            if time.monotonic() > deadline_s:
+                return  # rank 0 is gone; a newer plan will come
             time.sleep(0.001)
         iteration = self.committed.read() or 0
         self.reported, self.formed = iteration, plan.generation

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.timeouts import derive
 from rallypoint.trainer.elastic.group import ProcessGroup
 from tests.fakes.training import make_worker
 
@@ -71,7 +73,7 @@ def _rank(
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     world_size = len(trainings[0])
-    group = ProcessGroup(collective_s=_JOIN_S / 2)
+    group = ProcessGroup(derive(config), torch.device("cpu"), sys.exit)
     store = dist.FileStore(str(directory / "store"), world_size)  # type: ignore[attr-defined]
     group.form(store, generation=1, rank=rank, world_size=world_size, timeout_s=_JOIN_S / 2)
     for number, shards in enumerate(trainings):

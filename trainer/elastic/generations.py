@@ -45,12 +45,13 @@ class Generations(Generic[R]):
         timeouts: Timeouts,
         failpoints: Failpoints,
         seed: int,
+        group: ProcessGroup,
     ) -> None:
         self.key = key
         self.state = state
         self.hand: RolloutInHand[R] = RolloutInHand()
         self.ledger = Ledger()
-        self.group = ProcessGroup(timeouts.collective_s)
+        self.group = group
         self.checkpoint: tuple[int, int] | None = None
         """Newest verified checkpoint that this worker can read: (generation, iteration)."""
         self.stop_agreed = False

@@ -9,6 +9,10 @@ waits for its timeout (seen in one of three releases of a stopped peer on a busy
 waits inside gloo: operations run in gloo's thread, gradients included (DDP's hook), and whoever needs
 one waits for its end or the release. A group with an operation that is stuck is put aside until that has
 timed out, since the end of the group would wait for it.
+
+On GPUs gradients go through NCCL, which never raises in useful time: its communicators are aborted, in
+a thread with a deadline, past which the process has to end (``on_stuck``). Small control collectives on
+CPU tensors stay with gloo there too.
 """
 
 import contextlib
@@ -18,7 +22,8 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,7 +32,10 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.distributed_c10d import Store, _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
+from rallypoint.daemon.shared.timeouts import Timeouts
 from rallypoint.trainer.errors import GroupBroken
+
+T = TypeVar("T")
 
 _PEER_LOSS_MARKS = (
     "gloo/transport",
@@ -51,8 +59,16 @@ def is_peer_loss(error: BaseException) -> bool:
 class ProcessGroup:
     """The default process group of torch, formed anew for each generation."""
 
-    def __init__(self, collective_s: float) -> None:
-        self._collective_s = collective_s
+    def __init__(
+        self, timeouts: Timeouts, device: torch.device, on_stuck: Callable[[str], None]
+    ) -> None:
+        """``on_stuck(why)`` must end the process: something cannot be ended from inside it."""
+        self._timeouts = timeouts
+        self._device = device
+        self._on_stuck = on_stuck
+        self._abort: threading.Thread | None = None
+        if device.type == "cuda":
+            _configure_nccl(timeouts)
         self._sockets: dict[int, str] = {}
         self._lock = threading.Lock()
         self._released = False
@@ -75,11 +91,12 @@ class ProcessGroup:
         hook = sys.excepthook  # every init wraps it once more and never unwinds
         try:
             dist.init_process_group(
-                "gloo",
+                "cpu:gloo,cuda:nccl" if self._on_gpu else "gloo",
                 store=store,
                 rank=rank,
                 world_size=world_size,
                 timeout=datetime.timedelta(seconds=timeout_s),
+                device_id=self._device if self._on_gpu else None,
             )
         except (RuntimeError, ValueError) as error:
             self._destroy()
@@ -89,7 +106,11 @@ class ProcessGroup:
         with self._lock:
             self._released = False
             self._sockets = {f: s for f, s in _sockets().items() if before.get(f) != s}
-        _set_pg_timeout(datetime.timedelta(seconds=self._collective_s), dist.group.WORLD)
+        _set_pg_timeout(datetime.timedelta(seconds=self._timeouts.collective_s), dist.group.WORLD)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self._device.type == "cuda"
 
     @property
     def released(self) -> bool:
@@ -103,13 +124,32 @@ class ProcessGroup:
                 return 0
             self._released = True
             self._wake.set()
+            if self._on_gpu:
+                self._begin_abort()
             return sum(_shut(fd, link) for fd, link in self._sockets.items())
 
     def close(self) -> None:
         """Leave the group; no member needs to agree."""
         with self._lock:
             self._sockets = {}
+            if self._on_gpu:
+                self._begin_abort()  # NCCL's own end would wait for peers that may be gone
+        self._finish_abort()
         self._destroy()
+
+    def _begin_abort(self) -> None:
+        """Abort NCCL's communicators beside whoever waits for them; the caller holds the lock."""
+        if self._abort is None and dist.is_initialized():
+            backend = _require(dist.group.WORLD)._get_backend(self._device)
+            self._abort = threading.Thread(target=backend.abort, name="nccl-abort", daemon=True)
+            self._abort.start()
+
+    def _finish_abort(self) -> None:
+        if self._abort is not None:
+            self._abort.join(self._timeouts.abort_s)
+            if self._abort.is_alive():
+                self._on_stuck(f"NCCL's abort did not end within {self._timeouts.abort_s} s")
+            self._abort = None
 
     @property
     def set_aside(self) -> int:
@@ -127,8 +167,11 @@ class ProcessGroup:
             dist.destroy_process_group()
         self._stuck = [(group, work) for group, work in self._stuck if not work.is_completed()]
 
-    def _wait(self, work: dist.Work) -> None:
+    def _wait(self, work: dist.Work, value: Tensor) -> None:
         """Wait until an operation has ended or the group is released, whichever comes first."""
+        if value.is_cuda:
+            work.wait()  # only the stream waits; the abort ends it
+            return
         self._pending = work
         self._wake = wake = threading.Event()
         work.get_future().add_done_callback(lambda _: wake.set())
@@ -152,38 +195,58 @@ class ProcessGroup:
 
     def all_gather(self, value: Tensor) -> list[Tensor]:
         out = [torch.empty_like(value) for _ in range(dist.get_world_size())]
-        self._wait(_started(dist.all_gather(out, value, async_op=True)))
+        self._wait(_require(dist.all_gather(out, value, async_op=True)), value)
         return out
 
     def all_reduce_sum(self, value: Tensor) -> Tensor:
-        self._wait(_started(dist.all_reduce(value, async_op=True)))
+        self._wait(_require(dist.all_reduce(value, async_op=True)), value)
         return value
 
     def broadcast(self, value: Tensor, source: int) -> None:
-        self._wait(_started(dist.broadcast(value, source, async_op=True)))
+        self._wait(_require(dist.broadcast(value, source, async_op=True)), value)
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """DDP without its constructor's broadcast, which would take rank 0 for the source."""
         with warnings.catch_warnings():
             # The option's successor does not exist on every torch that we support.
             warnings.filterwarnings("ignore", message=".*broadcast_buffers.*")
-            wrapped = DistributedDataParallel(module, broadcast_buffers=False, init_sync=False)
-        wrapped.register_comm_hook(None, self._reduce_gradients)
+            wrapped = DistributedDataParallel(
+                module,
+                device_ids=[self._device] if self._on_gpu else None,
+                broadcast_buffers=False,
+                init_sync=False,
+            )
+        if not self._on_gpu:
+            wrapped.register_comm_hook(None, self._reduce_gradients)
         return wrapped
 
     def _reduce_gradients(self, _: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket over ranks, as DDP would, but in a wait that can be ended."""
         gradients = bucket.buffer().div_(dist.get_world_size())
-        self._wait(_started(dist.all_reduce(gradients, async_op=True)))
+        self._wait(_require(dist.all_reduce(gradients, async_op=True)), gradients)
         done: torch.futures.Future[Tensor] = torch.futures.Future()
         done.set_result(gradients)
         return done
 
 
-def _started(work: dist.Work | None) -> dist.Work:
-    if work is None:
-        raise RuntimeError("this process is not a member of the group: a programming error")
-    return work
+def _require(value: T | None) -> T:
+    if value is None:
+        raise RuntimeError("this process is in no group: a programming error")
+    return value
+
+
+def _configure_nccl(timeouts: Timeouts) -> None:
+    """NCCL's watchdogs must never end a survivor; loss is ours to notice. Set before the first group."""
+    os.environ.update(
+        TORCH_NCCL_ASYNC_ERROR_HANDLING="0",
+        TORCH_NCCL_ENABLE_MONITORING="0",
+        TORCH_NCCL_DUMP_ON_TIMEOUT="0",
+        TORCH_NCCL_PROPAGATE_ERROR="0",
+        TORCH_NCCL_RETHROW_CUDA_ERRORS="0",
+        # A member that dies while communicators are built must not block the others for ever.
+        TORCH_NCCL_USE_COMM_NONBLOCKING="1",
+        TORCH_NCCL_NONBLOCKING_TIMEOUT=str(round(timeouts.nccl_init_s)),
+    )
 
 
 def _sockets() -> dict[int, str]:

@@ -1,5 +1,6 @@
 """The command line: exit codes, messages, and what is loaded when."""
 
+import io
 import socket
 import subprocess
 import sys
@@ -161,6 +162,17 @@ def test_the_progress_line_says_what_matters() -> None:
     holding = progress.describe({**STATUS, "state": "holding"}, {}, None, None)
     assert holding.startswith("iteration 12 | return - | - env-steps/s")
     assert holding.endswith("holding")
+
+
+def test_other_text_is_written_above_the_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "12")
+    terminal = io.StringIO()
+    live = progress.LiveLine(terminal)
+    live.show("iteration 1 | return 2")
+    live.write("a log line\n")
+    live.show("")
+    clear = "\r\x1b[2K"
+    assert terminal.getvalue() == (f"{clear}iteration 1{clear}a log line\niteration 1{clear}")
 
 
 def test_the_pace_is_of_the_last_seconds_and_begins_anew_after_a_restore() -> None:

@@ -23,6 +23,13 @@ def test_4_6_stop_asks_who_trains_to_agree_and_sends_the_others_home() -> None:
     assert node.states == ["draining", "draining", "starting"]
 
 
+def test_4_6_stop_sends_home_at_once_who_never_formed_a_generation() -> None:
+    node = NodeScript(2).feed(ev.NodeStarted()).make_ready(0, 1)
+    node.feed(ev.PlanSeen(plan(1, key(0), key(1)))).feed(ev.StopRequested("SIGTERM"))
+    assert [order.key for order in node.all_of(act.SendLeave)] == [key(0), key(1)]
+    assert node.all_of(act.SendStop) == []
+
+
 def test_4_6_stop_exits_with_0_once_every_worker_has_left() -> None:
     node = NodeScript(2).make_train().feed(ev.StopRequested("SIGTERM"))
     node.feed(ev.WorkerLeft(key(0), 9, "stopped"), ev.WorkerLeft(key(1), 9, "stopped"))

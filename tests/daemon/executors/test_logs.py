@@ -33,6 +33,15 @@ def test_json_lines_have_the_facts_of_the_moment() -> None:
     assert all(e["job"] == "default" and e["node"] == "local" and e["timestamp"] for e in lines)
 
 
+def test_a_reader_that_goes_away_stops_nothing() -> None:
+    class ClosedPipe(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    logs.configure(LogSection(), dict, ClosedPipe())
+    structlog.get_logger("test").error("nobody reads this")
+
+
 def test_console_lines_are_text() -> None:
     stream = io.StringIO()
     logs.configure(LogSection(format="console"), dict, stream)

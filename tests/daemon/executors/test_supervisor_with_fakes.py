@@ -90,10 +90,10 @@ def test_a_killed_worker_comes_back_and_the_others_keep_their_process(tmp_path: 
         assert pids(after)[0] == started["local/0#1"]
         assert pids(after)[2] == started["local/2#1"]
         formed = [line for line in run.journal() if line["event"] == "generation"]
-        assert [(g["kind"], g["cause"], g["world_size"]) for g in formed[-2:]] == [
-            ("forced", "worker_lost", 2),
-            ("planned", "join", 3),
-        ]
+        changes = [(g["kind"], g["cause"]) for g in formed]
+        lost = changes.index(("forced", "worker_lost"))
+        assert set(changes[lost + 1 :]) == {("planned", "join")}
+        assert formed[-1]["world_size"] == 3
         values = metrics(run)
         assert values['rallypoint_worker_restarts_total{reason="signal"}'] == 1
         # It died in the middle of iteration 5: that rollout, and nothing else, is lost.
