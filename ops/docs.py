@@ -6,6 +6,7 @@ dataclasses and the strings under their fields. A test refuses pages that differ
 
 import ast
 import inspect
+import re
 import sys
 import textwrap
 import typing
@@ -59,7 +60,8 @@ def metrics_page() -> str:
         Env steps are accounted for once: `rallypoint_env_steps_total` counts what entered a committed
         iteration, `rallypoint_env_steps_lost_total` what was collected and did not (`died`: with its process;
         `dropped`: a worker took another's state, or left; `cut`: no part of the present algorithm cuts, so
-        it stays 0). `rallypoint_wall_seconds_total` adds up to the wall time of the workers.
+        it stays 0). `rallypoint_wall_seconds_total` adds up to the wall time of the workers, as far as they
+        have reported it: they do at every commit, and what came after the last one is lost with a worker.
         """,
     )
 
@@ -101,8 +103,10 @@ def configuration_page() -> str:
     parts.append(_table(("task", "overrides"), _overrides()))
     parts += [
         "## Derived timeouts",
-        "From `membership.detect_s`, in one place; here for the defaults and two workers. "
-        "`rallypoint config` prints those of a job, and refuses values that nest wrongly.",
+        """
+        From `membership.detect_s`, in one place; here for the defaults and two workers.
+        `rallypoint config` prints those of a job, and refuses values that nest wrongly.
+        """,
         _table(("timeout", "seconds", "meaning"), _timeouts()),
     ]
     return _page("Configuration", *parts)
@@ -130,7 +134,7 @@ def type_text(kind: Any) -> str:
         return " or ".join(f"`{choice!r}`".replace("'", '"') for choice in arguments)
     if typing.get_origin(kind) is tuple:
         one = type_text(arguments[0])
-        return f"list of {one}" if Ellipsis in arguments else f"{len(arguments)} × {one}"
+        return f"list of {one}s" if Ellipsis in arguments else f"list of {len(arguments)} {one}s"
     if NoneType in arguments:
         return " or ".join([*(type_text(a) for a in arguments if a is not NoneType), "none"])
     return {int: "integer", float: "number", str: "text", bool: "true or false"}[kind]
@@ -163,8 +167,8 @@ def _cell(text: str) -> str:
 
 
 def _markdown(text: str) -> str:
-    """The marks of a docstring as those of a page."""
-    return text.replace("``", "`")
+    """A docstring's marks as a page's; None as it is written in a configuration."""
+    return re.sub(r"\bNone:", "`none`:", text.replace("``", "`"))
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> None:

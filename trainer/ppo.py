@@ -120,7 +120,8 @@ class PpoLearner:
     def merge(self, records: Sequence[Tensor]) -> dict[str, float]:
         """Merge the records of all ranks, in rank order, into the global statistics, once per
         iteration. The iteration's figures: global means; one without a sample anywhere is absent."""
-        deltas, merged = figures.unpack(self._layout, records)
+        here = [record.to(self._device) for record in records]
+        deltas, merged = figures.unpack(self._layout, here)
         for group, delta in deltas.items():
             self._normaliser.merge(group, delta)
         merged["learning_rate"] = self._optimiser.learning_rate
@@ -134,7 +135,9 @@ class PpoLearner:
             *self._optimiser.tensors().values(),
             *self._normaliser.tensors().values(),
         ]
-        return bool(torch.stack([t.detach().isfinite().all() for t in tensors]).all())
+        return bool(
+            torch.stack([t.detach().isfinite().all().to(self._device) for t in tensors]).all()
+        )
 
     @torch.no_grad()
     def mean_action(self, obs: Mapping[str, Tensor]) -> Tensor:

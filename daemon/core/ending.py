@@ -97,8 +97,9 @@ def proceed(state: NodeState, now: float) -> Decision:
 
 def _wanted(state: NodeState, ending: Ending, slot: SlotState) -> Literal["", "stop", "leave"]:
     """What a worker is to be told. One that trains leaves by agreement, or when a plan without it has
-    formed. One that never formed a generation has nothing to agree on, and in a failed job nobody."""
-    if ending.kind == "fail" or not slot.last_formed or not state.engaged(slot):
+    formed. One whose state counts for nothing has nothing to agree on, and in a failed job nobody."""
+    counts = slot.last_formed >= max(1, state.formed) and state.engaged(slot)
+    if ending.kind == "fail" or not counts:
         return "leave"
     return "stop" if ending.kind == "stop" else ""
 

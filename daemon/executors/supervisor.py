@@ -28,6 +28,7 @@ from rallypoint.daemon.core.events import (
 from rallypoint.daemon.core.records import JobRecord
 from rallypoint.daemon.executors import persist, policies, processes, status
 from rallypoint.daemon.executors.admin import AdminServer
+from rallypoint.daemon.executors.checkpointplace import require_checkpoint_place
 from rallypoint.daemon.executors.embedded import EmbeddedStore
 from rallypoint.daemon.executors.files import write_atomically
 from rallypoint.daemon.executors.httpd import MonitoringServer
@@ -81,6 +82,7 @@ class Supervisor:
         self.config = config
         self.rundir = rundir
         versions = policies.installed_versions()
+        require_checkpoint_place(rundir, config)
         self._state = persist.open_state(rundir, config, versions, fresh=fresh)
         self._metrics = Metrics()
         self._http = MonitoringServer(

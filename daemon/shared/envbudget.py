@@ -44,11 +44,13 @@ def check(config: Config) -> None:
         )
     low, high = world_size_range(config)
     for world_size in range(low, high + 1):
-        counts = (
-            split(env.num_envs, world_size, env.block)
-            if env.budget == "global"
-            else split(env.num_envs, 1, env.block)
-        )
+        try:
+            counts = split(env.num_envs, world_size if env.budget == "global" else 1, env.block)
+        except BudgetError as error:
+            raise BudgetError(
+                f"env.num_envs = {env.num_envs} (env.budget = {env.budget!r}, env.block = {env.block}): "
+                f"{error}"
+            ) from error
         if env.max_envs is not None and max(counts) > env.max_envs:
             raise BudgetError(
                 f"at world size {world_size} a rank would hold {max(counts)} envs, over env.max_envs = "

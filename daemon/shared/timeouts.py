@@ -24,7 +24,7 @@ class Timeouts:
     """Timeout of a collective once the group is built; the supervisor's release comes long before:
     24 x detect."""
     nccl_init_s: float
-    """Bound of building NCCL's communicators: 2 x detect."""
+    """Bound of building NCCL's communicators, and of a call that waits for one: 0.6 x detect."""
     abort_s: float
     """Bound of ending NCCL's communicators, after which the process ends and restarts cold: detect."""
     store_s: float
@@ -49,7 +49,7 @@ def derive(config: Config, world_size: int = 2) -> Timeouts:
         join_debounce_s=detect_s / 5 if debounce is None else debounce,
         group_init_s=group_init_s,
         collective_s=24 * detect_s,
-        nccl_init_s=2 * detect_s,
+        nccl_init_s=0.6 * detect_s,
         abort_s=detect_s,
         store_s=detect_s,
         rebuild_bound_s=5 * group_init_s,

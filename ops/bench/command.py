@@ -1,4 +1,4 @@
-"""``rallypoint bench recovery``: benchmarks of the product, each beside a peer in the same run."""
+"""``rallypoint bench recovery|throughput``: benchmarks, each beside a peer in the same run."""
 
 import argparse
 import itertools
@@ -11,65 +11,106 @@ from typing import Any
 from rallypoint.daemon.shared.command import Command
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.tasks import TASK_OVERRIDES
-from rallypoint.ops.bench import peer, recovery, report
+from rallypoint.ops.bench import peer, recovery, report, throughput
 from rallypoint.ops.bench.job import Job
 from rallypoint.ops.bench.recovery import Kill
+from rallypoint.ops.bench.throughput import Setting
 
 
 @dataclass(frozen=True)
 class BenchCommand:
     """Starts jobs of its own in a temporary directory, and ends them."""
 
-    help: str = "measure recovery on this machine"
+    help: str = "measure recovery and throughput on this machine"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the benchmarks and their arguments."""
         benchmarks = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
         text = "kill workers at random moments; time from the kill to the survivors' next step"
-        parts = benchmarks.add_parser("recovery", help=text, description=text)
-        parts.add_argument("--workers", type=int, default=3, metavar="N")
-        parts.add_argument("--kills", type=int, default=20, metavar="N")
-        parts.add_argument("--task", default="quadruped-velocity", choices=sorted(TASK_OVERRIDES))
-        parts.add_argument("--seed", type=int, default=1, help="of victims, moments and the job")
-        parts.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
-                           dest="settings", help="a further setting of the job")  # fmt: skip
-        parts.add_argument("--peer-kills", type=int, default=1, metavar="N",
-                           help="kills under torchrun, each in a run of its own")  # fmt: skip
-        parts.add_argument("--no-peer", action="store_true", help="leave torchrun out")
-        parts.add_argument("--json", action="store_true", help="print JSON instead of the table")
-        parts.add_argument("--output", type=Path, metavar="FILE", help="also write the JSON here")
+        kills = benchmarks.add_parser("recovery", help=text, description=text)
+        kills.add_argument("--workers", type=int, default=3, metavar="N")
+        kills.add_argument("--kills", type=int, default=20, metavar="N")
+        kills.add_argument("--seed", type=int, default=1, help="of victims, moments and the job")
+        text = "kills under torchrun, each in a run of its own (default 1)"
+        kills.add_argument("--peer-kills", type=int, default=1, metavar="N", help=text)
+        kills.add_argument("--no-peer", action="store_true", help="leave torchrun out")
+        text = "env steps a second: simulator alone, plain DDP, elastic job"
+        rates = benchmarks.add_parser("throughput", help=text, description=text)
+        rates.add_argument("--workers", type=int, default=2, metavar="N")
+        rates.add_argument("--iterations", type=int, default=20, metavar="N")
+        rates.add_argument("--rounds", type=int, default=3, metavar="N")
+        rates.add_argument("--seed", type=int, default=1, help="of the job")
+        for parts in (kills, rates):
+            _add_common(parts)
 
     def run(self, args: argparse.Namespace) -> int:
         """0; 1 when a kill was not recovered from."""
-        if args.workers < 2 or args.kills < 1:
-            raise ConfigError(
-                f"--workers {args.workers} --kills {args.kills}: at least 2 workers (somebody must "
-                "survive) and 1 kill"
-            )
         with tempfile.TemporaryDirectory(prefix="rallypoint-bench-") as directory:
-            document = _recovery(args, Path(directory))
+            if args.benchmark == "recovery":
+                document = _recovery(args, Path(directory))
+                text = report.recovery_text(document)
+            else:
+                document = _throughput(args, Path(directory))
+                text = report.throughput_text(document)
         if args.output is not None:
             args.output.write_text(json.dumps(document, indent=1) + "\n")
-        print(json.dumps(document) if args.json else report.recovery_text(document))
-        return 0 if document["recovered"] == args.kills else 1
+        print(json.dumps(document) if args.json else text)
+        return 1 if args.benchmark == "recovery" and document["recovered"] < args.kills else 0
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--task", default="quadruped-velocity", choices=sorted(TASK_OVERRIDES))
+    text = "a further setting of the job; may be repeated"
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help=text
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the JSON here")
+
+
+def _about(args: argparse.Namespace) -> dict[str, Any]:
+    names = ("workers", "task", "seed", "settings")
+    return {name: getattr(args, name) for name in names}
+
+
+def _job_settings(args: argparse.Namespace) -> list[str]:
+    own = [f"env.task={args.task}", f"job.seed={args.seed}"]
+    return [*own, *args.settings]
 
 
 def _recovery(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    settings = [f"env.task={args.task}", "job.iterations=none", f"job.seed={args.seed}"]
+    if args.workers < 2 or args.kills < 1:
+        raise ConfigError(
+            f"--workers {args.workers} --kills {args.kills}: at least 2 workers (somebody must "
+            "survive) and 1 kill"
+        )
     numbers = itertools.count(1)
 
     def show(kill: Kill) -> None:
         if not args.json:
             print(report.kill_text(next(numbers), kill), flush=True)
 
-    with Job(directory, args.workers, [*settings, *args.settings]) as job:
+    with Job(directory, args.workers, ["job.iterations=none", *_job_settings(args)]) as job:
         outcome = recovery.measure(job, args.kills, args.seed, show)
     peers = [
         peer.measure(directory / f"peer-{number}", args.workers, args.seed + number)
         for number in range(0 if args.no_peer else args.peer_kills)
     ]
-    about = {"workers": args.workers, "task": args.task, "seed": args.seed}
-    return report.recovery_document(outcome, peers, {**about, "settings": args.settings})
+    return report.recovery_document(outcome, peers, _about(args))
+
+
+def _throughput(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    if min(args.workers, args.iterations, args.rounds) < 1:
+        raise ConfigError("--workers, --iterations and --rounds must be at least 1")
+    setting = Setting(args.workers, args.iterations, _job_settings(args))
+    config = setting.config()
+    if config.env.budget != "per_rank":
+        raise ConfigError("bench throughput compares ranks with env.budget = 'per_rank' only")
+    rounds = [
+        throughput.measure(directory / f"round-{number}", setting) for number in range(args.rounds)
+    ]
+    envs = {"num_envs": config.env.num_envs * args.workers, "iterations": args.iterations}
+    return report.throughput_document(rounds, {**_about(args), **envs})
 
 
 COMMAND: Command = BenchCommand()

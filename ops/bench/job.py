@@ -76,10 +76,7 @@ class Job:
         """The status document; None while there is no supervisor to ask yet. Raises `BenchError`
         when it has ended."""
         if self._process.poll() is not None:
-            raise BenchError(
-                f"the job ended with exit code {self._process.returncode}; the end of {self.log}:\n"
-                f"{processes.tail(self.log)}"
-            )
+            raise self._ended()
         try:
             with AdminClient(self.rundir.path) as client:
                 document: dict[str, Any] = client.ask(command="status")["status"]
@@ -99,6 +96,15 @@ class Job:
             deadline.check()
             time.sleep(_POLL_S)
 
+    def wait_for_end(self, bound_s: float) -> None:
+        """Wait until the job has finished. Raises `BenchError` when it does not, or fails."""
+        deadline = Deadline("the end of the job", bound_s, self.log)
+        while self._process.poll() is None:
+            deadline.check()
+            time.sleep(_POLL_S)
+        if self._process.returncode:
+            raise self._ended()
+
     def wait_until_complete(self, bound_s: float) -> dict[str, Any]:
         """Wait until every slot trains in one generation, and all have made a step in it."""
 
@@ -110,3 +116,9 @@ class Job:
             )
 
         return self.wait_for(f"training with {self.workers} workers", complete, bound_s)
+
+    def _ended(self) -> BenchError:
+        return BenchError(
+            f"the job ended with exit code {self._process.returncode}; the end of {self.log}:\n"
+            f"{processes.tail(self.log)}"
+        )

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from rallypoint.ops.bench.peer import BOUND_S, PeerKill
 from rallypoint.ops.bench.recovery import PHASES, Kill, Recovery
+from rallypoint.ops.bench.throughput import Round
 
 Figures = dict[str, float | int | None]
 
@@ -92,6 +94,34 @@ def kill_text(number: int, kill: Kill) -> str:
         f"kill {number}: {kill.worker} in {kill.phase}: next step of all survivors after "
         f"{_seconds(_total(kill))} s, replacement after {_seconds(kill.back_s)} s"
     )
+
+
+def throughput_document(rounds: Sequence[Round], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Medians over the rounds, and the rounds themselves."""
+    names = ("env_only", "plain", "elastic", "training_over_env", "elastic_over_plain")
+    return {
+        "benchmark": "throughput",
+        **settings,
+        **{name: median(getattr(one, name) for one in rounds) for name in names},
+        "rounds": [{name: getattr(one, name) for name in names} for one in rounds],
+    }
+
+
+def throughput_text(document: Mapping[str, Any]) -> str:
+    """The document as a table."""
+    rounds, head = len(document["rounds"]), f"{document['task']}, {document['workers']} workers"
+    rates = (("simulator alone", "env_only"), ("plain DDP", "plain"), ("elastic job", "elastic"))
+    ratios = (
+        ("elastic job / simulator alone", "training_over_env"),
+        ("elastic job / plain DDP", "elastic_over_plain"),
+    )
+    lines = [
+        f"{head}, {document['num_envs']} envs: medians of {rounds} x {document['iterations']} iterations",
+        "",
+        *(f"{name:<34}{document[key]:>12,.0f} env steps/s" for name, key in rates),
+        *(f"{name:<34}{document[key]:>12.3f}" for name, key in ratios),
+    ]
+    return "\n".join(lines)
 
 
 def _peer(peers: Sequence[PeerKill], ours_s: float | None) -> dict[str, Any]:

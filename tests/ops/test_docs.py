@@ -41,8 +41,15 @@ def test_every_configuration_key_is_documented_with_its_meaning() -> None:
 
 
 def test_every_derived_timeout_is_documented() -> None:
-    for name in docs.docstrings(timeouts.Timeouts):
-        assert f"| `{name}` |" in _configuration()
+    names = list(docs.docstrings(timeouts.Timeouts))
+    assert all(f"| `{name}` |" in _configuration() for name in names)
+    # | `group_init_s` | max(1, d/5) + 0.02·W | 1.06 s | …
+    rows = re.findall(
+        r"^\| `(\w+_s)` \| .+? \| ([\d.]+) s \|", source(Path("ARCHITECTURE.md")), re.MULTILINE
+    )
+    derived = timeouts.derive(Config(), world_size=3)
+    expected = {name: getattr(derived, name) for name in names if name != "detect_s"}
+    assert {name: float(value) for name, value in rows} == pytest.approx(expected)
 
 
 def test_every_command_has_a_section() -> None:

@@ -27,13 +27,14 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket
+from torch._C._distributed_c10d import GradBucket, _unregister_all_process_groups
 from torch.distributed.distributed_c10d import Store, _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from rallypoint.daemon.shared.timeouts import Timeouts
-from rallypoint.trainer.errors import GroupBroken
+from rallypoint.trainer.errors import GroupBroken, RestartCold
 
 T = TypeVar("T")
 
@@ -56,6 +57,11 @@ def is_peer_loss(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _PEER_LOSS_MARKS)
 
 
+def _is_device_fault(error: RuntimeError) -> bool:
+    """Whether the CUDA context of this process is lost: only a new process can use the GPU again."""
+    return "CUDA error" in str(error) and "out of memory" not in str(error)
+
+
 class ProcessGroup:
     """The default process group of torch, formed anew for each generation."""
 
@@ -66,7 +72,7 @@ class ProcessGroup:
         self._timeouts = timeouts
         self._device = device
         self._on_stuck = on_stuck
-        self._abort: threading.Thread | None = None
+        self._aborting: threading.Thread | None = None
         if device.type == "cuda":
             _configure_nccl(timeouts)
         self._sockets: dict[int, str] = {}
@@ -75,6 +81,8 @@ class ProcessGroup:
         self._generation = 0
         self._pending: dist.Work | None = None
         self._wake = threading.Event()
+        self._inside: object | None = None
+        """Changes each time a guarded section is entered or left."""
         self._stuck: list[tuple[object, dist.Work]] = []
 
     def form(
@@ -99,12 +107,13 @@ class ProcessGroup:
                 device_id=self._device if self._on_gpu else None,
             )
         except (RuntimeError, ValueError) as error:
-            self._destroy()
+            self.close()
             raise GroupBroken(f"group of {world_size} ranks did not form: {error}") from error
         finally:
             sys.excepthook = hook
         with self._lock:
             self._released = False
+            self._aborting = None
             self._sockets = {f: s for f, s in _sockets().items() if before.get(f) != s}
         _set_pg_timeout(datetime.timedelta(seconds=self._timeouts.collective_s), dist.group.WORLD)
 
@@ -124,6 +133,8 @@ class ProcessGroup:
                 return 0
             self._released = True
             self._wake.set()
+            if self._inside is not None:
+                self._expect_out(self._inside)
             if self._on_gpu:
                 self._begin_abort()
             return sum(_shut(fd, link) for fd, link in self._sockets.items())
@@ -134,22 +145,42 @@ class ProcessGroup:
             self._sockets = {}
             if self._on_gpu:
                 self._begin_abort()  # NCCL's own end would wait for peers that may be gone
-        self._finish_abort()
+                self._aborting = None
         self._destroy()
 
-    def _begin_abort(self) -> None:
-        """Abort NCCL's communicators beside whoever waits for them; the caller holds the lock."""
-        if self._abort is None and dist.is_initialized():
-            backend = _require(dist.group.WORLD)._get_backend(self._device)
-            self._abort = threading.Thread(target=backend.abort, name="nccl-abort", daemon=True)
-            self._abort.start()
+    def _expect_out(self, inside: object) -> None:
+        """End the process if it is still inside the same collective when the bound is over."""
+        bound_s = self._timeouts.abort_s
 
-    def _finish_abort(self) -> None:
-        if self._abort is not None:
-            self._abort.join(self._timeouts.abort_s)
-            if self._abort.is_alive():
-                self._on_stuck(f"NCCL's abort did not end within {self._timeouts.abort_s} s")
-            self._abort = None
+        def check() -> None:
+            if self._inside is inside:
+                self._on_stuck(f"a released collective did not end within {bound_s} s")
+
+        timer = threading.Timer(bound_s, check)
+        timer.daemon = True
+        timer.start()
+
+    def _begin_abort(self) -> None:
+        """Abort NCCL's communicators, in a thread: whoever waits in them comes free in milliseconds,
+        the rest of it takes half a second, beside the building of the next group. The caller holds
+        the lock."""
+        if self._aborting is not None or not dist.is_initialized():
+            return
+        group = _require(dist.group.WORLD)  # kept by the thread: its end must not come earlier
+        overdue = threading.Timer(
+            self._timeouts.abort_s,
+            self._on_stuck,
+            (f"NCCL's abort did not end within {self._timeouts.abort_s} s",),
+        )
+        overdue.daemon = True
+
+        def abort() -> None:
+            group._get_backend(self._device).abort()
+            overdue.cancel()
+
+        overdue.start()
+        self._aborting = threading.Thread(target=abort, name="nccl-abort", daemon=True)
+        self._aborting.start()
 
     @property
     def set_aside(self) -> int:
@@ -162,6 +193,9 @@ class ProcessGroup:
         if self._pending is not None and not self._pending.is_completed():
             self._stuck.append((dist.group.WORLD, self._pending))
         self._pending = None
+        if self._on_gpu:
+            _forget_groups()
+            return
         # A broken group may complain on its way out; it is gone either way.
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
@@ -186,12 +220,17 @@ class ProcessGroup:
         """Turn a failed collective into `GroupBroken`; other errors pass unchanged."""
         if self._released:
             raise GroupBroken(f"{name}: the supervisor released this generation")
+        outer, self._inside = self._inside, object()
         try:
             yield
         except RuntimeError as error:
+            if _is_device_fault(error):
+                raise RestartCold(f"{name}: {str(error).splitlines()[0]}") from error
             if self._released or is_peer_loss(error):
                 raise GroupBroken(f"{name}: {str(error).splitlines()[0]}") from error
             raise
+        finally:
+            self._inside = outer
 
     def all_gather(self, value: Tensor) -> list[Tensor]:
         out = [torch.empty_like(value) for _ in range(dist.get_world_size())]
@@ -235,6 +274,24 @@ def _require(value: T | None) -> T:
     return value
 
 
+def _forget_groups() -> None:
+    """What torch does after it has aborted all groups, without waiting for the abort."""
+    c10d._update_default_pg(None)
+    world = c10d._world
+    for registry in (
+        world.pg_map,
+        world.pg_names,
+        world.pg_group_ranks,
+        world.pg_backend_config,
+        world.pg_to_tag,
+        world.tags_to_pg,
+        world.pg_coalesce_state,
+    ):
+        registry.clear()
+    _unregister_all_process_groups()
+    world.group_count = 0
+
+
 def _configure_nccl(timeouts: Timeouts) -> None:
     """NCCL's watchdogs must never end a survivor; loss is ours to notice. Set before the first group."""
     os.environ.update(
@@ -245,7 +302,7 @@ def _configure_nccl(timeouts: Timeouts) -> None:
         TORCH_NCCL_RETHROW_CUDA_ERRORS="0",
         # A member that dies while communicators are built must not block the others for ever.
         TORCH_NCCL_USE_COMM_NONBLOCKING="1",
-        TORCH_NCCL_NONBLOCKING_TIMEOUT=str(round(timeouts.nccl_init_s)),
+        TORCH_NCCL_NONBLOCKING_TIMEOUT=str(max(1, round(timeouts.nccl_init_s))),
     )
 
 

@@ -43,7 +43,7 @@ def pack(packet: Packet, body: Tensor) -> Tensor:
         ],
         dtype=torch.int64,
     )
-    return torch.cat([header.view(torch.uint8), body.contiguous().view(torch.uint8)])
+    return torch.cat([header.view(torch.uint8), body.cpu().contiguous().view(torch.uint8)])
 
 
 def unpack(rows: Sequence[Tensor]) -> tuple[list[Packet], list[Tensor]]:

@@ -236,3 +236,8 @@ def by_rank(status: Status, rank: int) -> dict[str, Any]:
 
 def committed_by_all(status: Status, iteration: int) -> bool:
     return all((w["committed_iteration"] or 0) >= iteration for w in status["workers"])
+
+
+def has_checkpoint(status: Status) -> bool:
+    """There is one of a trained state; a generation that restores nothing commits iteration 0."""
+    return (status["checkpoint"]["iteration"] or 0) > 0

@@ -1,0 +1,103 @@
+"""The end of a supervisor: asked for by a signal, or by SIGKILL, with real workers."""
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rallypoint.daemon.executors import proctable
+from tests.faults.injectors.job import FaultJob, has_checkpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
+
+CLI = ("-m", "rallypoint.daemon.cli", "run")
+
+
+@contextmanager
+def running(directory: Path, *options: str) -> Iterator[FaultJob]:
+    """``rallypoint run`` with two workers; nothing of it is left at the end of the block."""
+    job = FaultJob(directory, "--workers", "2", *options, command=CLI)
+    try:
+        yield job
+    finally:
+        job.end_all()
+
+
+def journal(job: FaultJob, event: str) -> list[dict[str, Any]]:
+    return [line for line in job.journal() if line["event"] == event]
+
+
+def manifests(job: FaultJob) -> dict[int, Path]:
+    """Committed checkpoints by iteration."""
+    found = (job.rundir.path / "checkpoints").glob("*/manifest.json")
+    return {json.loads(path.read_text())["iteration"]: path.parent for path in found}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
+def test_a_signal_stops_all_at_one_iteration_with_a_checkpoint(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with running(tmp_path / "run") as job:
+        status = job.settle(2)
+        assert job.end(number) == 0
+        assert job.processes_left() == []
+        last = journal(job, "iteration")[-1]
+        assert last["iteration"] >= status["iteration"]
+        assert max(manifests(job)) == last["iteration"]
+        assert {line["reason"] for line in job.logged("worker_leaving")} == {"stopped"}
+        assert len(job.logged("worker_leaving")) == 2
+        assert not job.logged("worker_killed"), "all left in time"
+
+
+def test_workers_leave_when_their_supervisor_is_killed_and_a_new_one_resumes(
+    tmp_path: Path,
+) -> None:
+    with running(tmp_path / "run") as job:
+        before = job.settle(2)
+        job.wait_for(has_checkpoint, "a checkpoint")
+        job.end(signal.SIGKILL)
+        job.wait_until(lambda: not job.processes_left(), lambda: f"left: {job.processes_left()}")
+        newest = max(manifests(job))
+        with running(tmp_path / "run") as again:
+            after = again.settle(2)
+            assert not again.logged("earlier_worker_ended"), "they had left by themselves"
+            assert_resumed(again, before, after, newest)
+            assert again.end() == 0
+
+
+def test_workers_that_still_live_are_ended_before_new_ones_start(tmp_path: Path) -> None:
+    patient = ("--set", "membership.orphan_grace_s=60.0")
+    with running(tmp_path / "run", *patient) as job:
+        before = job.settle(2)
+        job.wait_for(has_checkpoint, "a checkpoint")
+        job.end(signal.SIGKILL)
+        old = job.workers()
+        assert [p.pid for p in old if proctable.lives(p.pid, p.start_ticks)] == [p.pid for p in old]
+        with running(tmp_path / "run", *patient) as again:
+            after = again.settle(2)
+            assert not [p.pid for p in old if proctable.lives(p.pid, p.start_ticks)]
+            assert job.processes_left() == []
+            ended = {line["pid"]: line["timestamp"] for line in again.logged("earlier_worker_ended")}
+            assert set(ended) == {p.pid for p in old}
+            started = [line["timestamp"] for line in again.logged("worker_started")][2:]
+            assert max(ended.values()) <= min(started)
+            assert_resumed(again, before, after, max(manifests(again)))
+            assert again.end() == 0
+
+
+def assert_resumed(
+    again: FaultJob, before: dict[str, Any], after: dict[str, Any], newest: int
+) -> None:
+    """The new supervisor's workers went on from a checkpoint, in a newer generation."""
+    restored = [line for line in journal(again, "generation") if line["restore"]][-1]
+    assert 0 < restored["iteration"] <= newest
+    assert restored["generation"] > before["generation"]
+    assert after["generation"] > before["generation"]
+    lives = min(worker["incarnation"] for worker in after["workers"])
+    assert lives > max(worker["incarnation"] for worker in before["workers"])
+    first = next(x for x in journal(again, "iteration") if x["generation"] >= restored["generation"])
+    assert first["iteration"] == restored["iteration"] + 1
