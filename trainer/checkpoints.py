@@ -48,6 +48,7 @@ class CheckpointKeeper:
             ),
         )
         session.load_checkpoint = self._restore
+        session.find_checkpoint = self.newest_verified
 
     def newest_verified(self) -> tuple[int, int] | None:
         """(generation, iteration) of the newest checkpoint that verifies."""

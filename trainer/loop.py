@@ -1,5 +1,7 @@
 """The training loop of a worker: iterations in whatever generation it is, until it leaves."""
 
+import time
+
 import numpy as np
 import torch
 from torch import nn
@@ -125,8 +127,10 @@ class TrainingLoop:
         if not np.array_equal(ids, self._env.env_ids):
             self._session.ledger.switch("recovery")
             self._session.set_phase("envs")
+            began_s = time.monotonic()
             self._env.assign(ids, iteration=iteration)
             self._learner.on_assign(ids)
+            self._session.envs_s += time.monotonic() - began_s
 
     def _iterate(self, formation: Formation, rollout: Rollout) -> None:
         """Update on the rollout in hand, the last collective, the commit."""

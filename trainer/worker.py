@@ -48,6 +48,8 @@ _FLUSH_S = 2.0
 class Worker:
     """Everything that one worker process holds."""
 
+    learner_type: type[PpoLearner] = PpoLearner
+
     def __init__(self, rundir: RunDir, key: WorkerKey) -> None:
         self.key = key
         self.config = config = from_json(rundir.config.read_bytes())
@@ -58,7 +60,7 @@ class Worker:
         dtype = {"float32": torch.float32, "float64": torch.float64}[config.ppo.dtype]
         self.env = make_env(config, dtype=dtype)
         self.device = _device(config, key.slot)
-        self.learner = PpoLearner(config, self.env.spec, self.device)
+        self.learner = self.learner_type(config, self.env.spec, self.device)
         registry = StateRegistry()
         self.learner.register(registry)
         self.session: ElasticSession[Rollout] = ElasticSession(
@@ -235,7 +237,7 @@ def _thread_failed(failure: threading.ExceptHookArgs) -> None:
     os._exit(EXIT_FAULT)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, worker_type: type[Worker] = Worker) -> int:
     """Run one worker; the exit code."""
     parser = argparse.ArgumentParser(prog="rallypoint-worker")
     parser.add_argument("--dir", type=Path, required=True)
@@ -246,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     threading.excepthook = _thread_failed
     key = WorkerKey(options.node, options.slot, options.incarnation)
-    worker = Worker(RunDir(options.dir), key)
+    worker = worker_type(RunDir(options.dir), key)
     worker.link.start()
     try:
         worker.warm_up()

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rallypoint.daemon.executors.metrics import PHASES
-from rallypoint.daemon.shared.messages import Formed, RankRecord
+from rallypoint.daemon.shared.messages import Formed, RankRecord, Stepped
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
-_WORKER_PHASES: Final = ("release", "group", "sync", "envs")
+_WORKER_PHASES: Final = ("release", "group", "sync")
 
 
 class StepLedger:
@@ -63,7 +63,7 @@ class Change:
     decided_s: float
     published_s: float
     formed: dict[WorkerKey, Formed] = field(default_factory=dict)
-    stepped: dict[WorkerKey, float] = field(default_factory=dict)
+    stepped: dict[WorkerKey, Stepped] = field(default_factory=dict)
     marked: bool = False
 
     @property
@@ -82,8 +82,10 @@ class Change:
                 seconds[phase] = max(reported, default=None)
         if self.complete:
             formed_s = max(message.at_s for message in self.formed.values())
-            seconds["first_step"] = max(0.0, min(self.stepped.values()) - formed_s)
-            seconds["total"] = max(0.0, max(self.stepped.values()) - self.noticed_s)
+            stepped_s = [message.at_s for message in self.stepped.values()]
+            seconds["envs"] = max(message.envs_s for message in self.stepped.values())
+            seconds["first_step"] = max(0.0, min(stepped_s) - formed_s)
+            seconds["total"] = max(0.0, max(stepped_s) - self.noticed_s)
         return seconds
 
 
@@ -138,11 +140,11 @@ class RecoveryClock:
         self.last = change
         return change
 
-    def stepped(self, key: WorkerKey, generation: int, at_s: float) -> Change | None:
+    def stepped(self, message: Stepped) -> Change | None:
         """A member made its first optimiser step: the change, once all have."""
         for change in (self._open, self.last):
-            if change is not None and change.plan.generation == generation:
+            if change is not None and change.plan.generation == message.generation:
                 was_complete = change.complete
-                change.stepped.setdefault(key, at_s)
+                change.stepped.setdefault(message.key, message)
                 return change if change.complete and not was_complete else None
         return None

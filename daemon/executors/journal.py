@@ -124,7 +124,7 @@ class Journal:
                 "noticed_s": change.noticed_s,
                 "decided_s": change.decided_s,
                 "published_s": change.published_s,
-                "stepped": [{**_key(key), "at_s": at_s} for key, at_s in change.stepped.items()],
+                "stepped": [{**_key(m.key), "at_s": m.at_s} for m in change.stepped.values()],
             }
         )
 

@@ -65,7 +65,7 @@ class Recorder:
             case messages.Formed():
                 self.recovery.formed(message)
             case messages.Stepped():
-                change = self.recovery.stepped(message.key, message.generation, message.at_s)
+                change = self.recovery.stepped(message)
                 if change is not None:
                     self._completed(change)
             case messages.Committed():

@@ -10,6 +10,8 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class JobSection:
+    """What is trained, for how long, by how many workers."""
+
     name: str = "default"
     """Name of the job; part of the store's keys and of the default directory."""
     iterations: int | None = None
@@ -26,6 +28,8 @@ class JobSection:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSection:
+    """This node: its addresses, slots and devices."""
+
     name: str = "local"
     """Name of this node, unique in the job."""
     bind: str = "127.0.0.1"
@@ -44,6 +48,8 @@ class NodeSection:
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipSection:
+    """How membership is kept, and how fast a loss is noticed."""
+
     backend: Literal["embedded"] = "embedded"
     """Where membership lives: in this supervisor's memory."""
     detect_s: float = 5.0
@@ -56,6 +62,8 @@ class MembershipSection:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSection:
+    """What is simulated, and how envs are counted and grouped."""
+
     backend: Literal["embedded"] = "embedded"
     """Simulator backend."""
     task: str = "quadruped-velocity"
@@ -72,6 +80,8 @@ class EnvSection:
 
 @dataclass(frozen=True, kw_only=True)
 class PpoSection:
+    """The algorithm: rollouts, updates, networks."""
+
     rollout_steps: int = 24
     """Env steps per iteration and env, T."""
     epochs: int = 5
@@ -110,6 +120,8 @@ class PpoSection:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSection:
+    """Where and how often the committed state is kept."""
+
     url: str | None = None
     """Where checkpoints go: a local directory. None: ``checkpoints`` below the run's directory."""
     every_iterations: int = 50
@@ -122,6 +134,8 @@ class CheckpointSection:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsSection:
+    """The HTTP server of the supervisor."""
+
     bind: str = "127.0.0.1"
     """Address of /metrics, /healthz and /readyz."""
     port: int = 9105
@@ -130,6 +144,8 @@ class MetricsSection:
 
 @dataclass(frozen=True, kw_only=True)
 class LogSection:
+    """Log of the supervisor, output files of workers."""
+
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Least level that is logged."""
     format: Literal["auto", "json", "console"] = "auto"

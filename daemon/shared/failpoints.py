@@ -142,6 +142,7 @@ class Failpoints:
             self.fire(entry, rank=rank, iteration=iteration)
 
     def fire(self, entry: Armed, *, rank: int | None, iteration: int | None) -> None:
+        """Do what the entry says, after it is on record. Raises `InjectedFault` for ``raise``."""
         self._record(entry, rank, iteration)
         match entry.action:
             case "kill":

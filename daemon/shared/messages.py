@@ -89,6 +89,8 @@ class Stepped(_Message, frozen=True, kw_only=True):
     key: WorkerKey
     generation: int
     at_s: float
+    envs_s: float = 0.0
+    """Seconds it took, since the generation formed, to hold the planned envs."""
 
 
 class RankRecord(msgspec.Struct, frozen=True):
@@ -146,6 +148,8 @@ class AskCommit(_Message, frozen=True, kw_only=True):
 
 
 class CheckpointDone(_Message, frozen=True, kw_only=True):
+    """A checkpoint is committed, read back and verified."""
+
     key: WorkerKey
     generation: int
     iteration: int
@@ -156,6 +160,8 @@ class CheckpointDone(_Message, frozen=True, kw_only=True):
 
 
 class CheckpointFailed(_Message, frozen=True, kw_only=True):
+    """A checkpoint was not committed, and why; training goes on."""
+
     key: WorkerKey
     generation: int
     iteration: int
@@ -226,6 +232,8 @@ class Welcome(_Message, frozen=True, kw_only=True):
 
 
 class PlanPublished(_Message, frozen=True, kw_only=True):
+    """A newer plan. A forced one also releases whatever an older generation waits in."""
+
     plan: Plan
 
 
@@ -236,6 +244,8 @@ class FormedMark(_Message, frozen=True, kw_only=True):
 
 
 class CommitAnswer(_Message, frozen=True, kw_only=True):
+    """Answer to `AskCommit`; the reason says why not."""
+
     ask: int
     allowed: bool
     reason: str

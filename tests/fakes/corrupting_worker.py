@@ -10,10 +10,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from rallypoint.trainer import worker
 from rallypoint.trainer.elastic.collectives import Collectives
 from rallypoint.trainer.ppo import PpoLearner
 from rallypoint.trainer.rollout import Rollout
+from rallypoint.trainer.worker import Worker, main
 
 CORRUPT_AT = int(os.environ["CORRUPT_AT"])
 SLOT = int(sys.argv[sys.argv.index("--slot") + 1])
@@ -38,5 +38,10 @@ class CorruptingLearner(PpoLearner):
                 next(self.module.parameters()).view(-1).view(torch.int32)[0] ^= 1
 
 
-worker.PpoLearner = CorruptingLearner  # type: ignore[misc]
-os._exit(worker.main())
+class CorruptingWorker(Worker):
+    """The real worker with that learner."""
+
+    learner_type = CorruptingLearner
+
+
+os._exit(main(worker_type=CorruptingWorker))

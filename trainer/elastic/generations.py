@@ -54,6 +54,8 @@ class Generations(Generic[R]):
         self.group = group
         self.checkpoint: tuple[int, int] | None = None
         """Newest verified checkpoint that this worker can read: (generation, iteration)."""
+        self.find_checkpoint: Callable[[], tuple[int, int] | None] | None = None
+        """Looks for that checkpoint again; set by the worker."""
         self.stop_agreed = False
         self.load_checkpoint: Callable[[tuple[int, int]], None] | None = None
         """Loads the newest checkpoint not newer than this into live state; set by the worker."""
@@ -66,6 +68,8 @@ class Generations(Generic[R]):
         self._tried = 0  # newest generation that forming was begun for
         self._first_iteration = False
         self._stepped = False
+        self.envs_s = 0.0
+        """Seconds spent on holding the planned envs, since the present generation formed."""
         self._mismatches = 0
         self._plan_seen_s: float | None = None
         self._link: Link | None = None
@@ -78,6 +82,7 @@ class Generations(Generic[R]):
 
     @property
     def link(self) -> Link:
+        """The way to the supervisor."""
         if self._link is None:
             raise RuntimeError("the session has no link yet: a programming error")
         return self._link
@@ -104,6 +109,7 @@ class Generations(Generic[R]):
         )
 
     def newest_generation(self) -> int:
+        """Number of the newest plan seen; 0 before any."""
         plan = self.link.orders.plan
         return 0 if plan is None else plan.generation
 
@@ -124,6 +130,8 @@ class Generations(Generic[R]):
         self.state.adopt_live()
 
     def report_mismatch(self, plan: Plan, hashes: list[int], *, minority: bool) -> None:
+        """Tell of differing state hashes. Raises `RestartCold` when this rank is in the minority for
+        the second time: its memory is not to be trusted."""
         self.link.send(
             messages.HashMismatch(
                 key=self.key,
@@ -176,6 +184,10 @@ class Generations(Generic[R]):
 
     def _form(self, plan: Plan) -> Formation:
         """In the forming thread."""
+        if plan.restore and self.find_checkpoint is not None:
+            self.checkpoint = (
+                self.find_checkpoint()
+            )  # others may have committed since we were ready
         began_s = time.monotonic()
         formation = self._former.form(plan)
         seen_s, self._plan_seen_s = self._plan_seen_s, None
@@ -215,6 +227,7 @@ class Generations(Generic[R]):
         self._formation = formation
         self._first_iteration = True
         self._stepped = False
+        self.envs_s = 0.0
 
     def broken(self, error: TrainerError) -> None:
         """A collective of the present generation failed; the next `enter` forms a newer one."""

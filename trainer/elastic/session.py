@@ -59,6 +59,7 @@ class ElasticSession(Generations[R]):
                     key=self.key,
                     generation=self._require_formation().plan.generation,
                     at_s=time.monotonic(),
+                    envs_s=self.envs_s,
                 )
             )
 
@@ -119,16 +120,7 @@ class ElasticSession(Generations[R]):
             return
         self.set_phase("wait_formed")
         orders = self.link.orders
-        self._wait(
-            lambda: (
-                orders.formed >= generation
-                or (
-                    orders.plan is not None
-                    and orders.plan.generation > generation
-                    and orders.plan.kind == "forced"
-                )
-            )
-        )
+        self._wait(lambda: orders.formed >= generation or self.newest_generation() > generation)
         if orders.formed != generation:
             raise GroupBroken(f"generation {generation} is superseded before it was marked formed")
 

@@ -1,13 +1,18 @@
 """Env steps used or lost, and the time of a membership change."""
 
 from rallypoint.daemon.executors.accounting import RecoveryClock, StepLedger
-from rallypoint.daemon.shared.messages import RankRecord
+from rallypoint.daemon.shared.messages import RankRecord, Stepped
+from rallypoint.daemon.shared.plan import WorkerKey
 from tests.fakes.facts import A, B, formed, plan
 
 
 def used(**steps: int) -> list[RankRecord]:
     keys = {"a": A, "b": B}
     return [RankRecord(keys[name], (), (), amount) for name, amount in steps.items()]
+
+
+def step(key: WorkerKey, generation: int, at_s: float, envs_s: float = 0.0) -> Stepped:
+    return Stepped(key=key, generation=generation, at_s=at_s, envs_s=envs_s)
 
 
 def test_a_dead_workers_steps_are_lost_unless_they_were_used() -> None:
@@ -37,7 +42,7 @@ def test_the_phases_of_a_forced_change() -> None:
     clock.published(plan(2, A, B), 12.0)
     clock.formed(formed(A, 2, seconds={"release": 0.1, "group": 0.5}, at_s=14.0))
     clock.formed(formed(B, 2, seconds={"release": 0.3, "sync": 0.2}, at_s=14.5))
-    assert clock.stepped(A, 2, 15.0) is None
+    assert clock.stepped(step(A, 2, 15.0)) is None
     change = clock.marked(2)
     assert change is not None
     assert clock.marked(2) is None
@@ -45,9 +50,9 @@ def test_the_phases_of_a_forced_change() -> None:
     assert (seconds["detect"], seconds["plan"]) == (0.5, 2.0)
     assert (seconds["release"], seconds["group"], seconds["sync"]) == (0.3, 0.5, 0.2)
     assert (seconds["envs"], seconds["first_step"], seconds["total"]) == (None, None, None)
-    assert clock.stepped(B, 2, 16.0) is change
-    assert clock.stepped(B, 2, 17.0) is None
-    assert change.seconds()["first_step"] == 0.5
+    assert clock.stepped(step(B, 2, 16.0, envs_s=0.25)) is change
+    assert clock.stepped(step(B, 2, 17.0)) is None
+    assert (change.seconds()["envs"], change.seconds()["first_step"]) == (0.25, 0.5)
     assert change.seconds()["total"] == 6.0
 
 
@@ -60,7 +65,7 @@ def test_an_outage_over_several_plans_is_counted_from_its_beginning() -> None:
     clock.formed(formed(A, 3, at_s=7.0))
     change = clock.marked(3)
     assert change is not None
-    assert clock.stepped(A, 3, 8.0) is change
+    assert clock.stepped(step(A, 3, 8.0)) is change
     assert change.seconds()["total"] == 7.0
 
 
@@ -81,7 +86,7 @@ def test_a_loss_while_a_join_is_awaited_counts_from_the_loss() -> None:
     clock.noticed(5.0, 5.0)
     clock.published(plan(3, A), 6.0)
     clock.formed(formed(A, 3, at_s=7.0))
-    clock.stepped(A, 3, 8.0)
+    clock.stepped(step(A, 3, 8.0))
     change = clock.marked(3)
     assert change is not None
     assert change.complete

@@ -159,7 +159,9 @@ class FaultJob(Supervised):
         ledgers = self._ledgers()
         newest = max((c.iteration for x in ledgers.values() for c in x.commits[-1:]), default=0)
         self.wait_for(lambda s: s["iteration"] >= newest, f"iteration {newest} in the journal")
-        lost = {r: values[f'env_steps_lost_total{{reason="{r}"}}'] for r in ("died", "dropped", "cut")}
+        lost = {
+            r: values[f'env_steps_lost_total{{reason="{r}"}}'] for r in ("died", "dropped", "cut")
+        }
         config = from_json(self.rundir.config.read_bytes())
         return History(
             shape=Shape(config.env.block, config.ppo.rollout_steps, config.ppo.epochs),

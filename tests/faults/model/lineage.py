@@ -75,9 +75,7 @@ def _generation(before: Lineage, line: GenerationLine) -> Step:
     members = tuple(member.life for member in line.members)
     if line.source.life not in members:
         wrong.append(f"{name} takes its state from {line.source.life}, no member")
-    after = replace(
-        before, generation=line.generation, members=members, iteration=line.iteration
-    )
+    after = replace(before, generation=line.generation, members=members, iteration=line.iteration)
     if line.restore and before.generation:
         after = replace(after, env_steps=None, state_hash=line.state_hash)
     return after, tuple(wrong)

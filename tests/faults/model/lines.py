@@ -124,7 +124,11 @@ class Ledger(msgspec.Struct, frozen=True):
     def formed_before(self, generation: int) -> int:
         """Newest generation older than this one that it formed; 0 for none."""
         return max(
-            (x.generation for x in self.lines if isinstance(x, Formed) and x.generation < generation),
+            (
+                x.generation
+                for x in self.lines
+                if isinstance(x, Formed) and x.generation < generation
+            ),
             default=0,
         )
 

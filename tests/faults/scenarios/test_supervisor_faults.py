@@ -81,7 +81,9 @@ def test_workers_that_still_live_are_ended_before_new_ones_start(tmp_path: Path)
             after = again.settle(2)
             assert not [p.pid for p in old if proctable.lives(p.pid, p.start_ticks)]
             assert job.processes_left() == []
-            ended = {line["pid"]: line["timestamp"] for line in again.logged("earlier_worker_ended")}
+            ended = {
+                line["pid"]: line["timestamp"] for line in again.logged("earlier_worker_ended")
+            }
             assert set(ended) == {p.pid for p in old}
             started = [line["timestamp"] for line in again.logged("worker_started")][2:]
             assert max(ended.values()) <= min(started)
@@ -99,5 +101,7 @@ def assert_resumed(
     assert after["generation"] > before["generation"]
     lives = min(worker["incarnation"] for worker in after["workers"])
     assert lives > max(worker["incarnation"] for worker in before["workers"])
-    first = next(x for x in journal(again, "iteration") if x["generation"] >= restored["generation"])
+    first = next(
+        x for x in journal(again, "iteration") if x["generation"] >= restored["generation"]
+    )
     assert first["iteration"] == restored["iteration"] + 1
