@@ -300,6 +300,9 @@ def _configure_nccl(timeouts: Timeouts) -> None:
         TORCH_NCCL_DUMP_ON_TIMEOUT="0",
         TORCH_NCCL_PROPAGATE_ERROR="0",
         TORCH_NCCL_RETHROW_CUDA_ERRORS="0",
+        # All connections are made while the group is built, where a lost peer is expected, and not
+        # by its first collectives, where waiting for one would outlast the abort.
+        NCCL_RUNTIME_CONNECT="0",
         # A member that dies while communicators are built must not block the others for ever.
         TORCH_NCCL_USE_COMM_NONBLOCKING="1",
         TORCH_NCCL_NONBLOCKING_TIMEOUT=str(max(1, round(timeouts.nccl_init_s))),
