@@ -2,7 +2,7 @@
 
 Every worker is the leader of a session of its own and writes into a file, never into a pipe of the
 supervisor, so that it outlives a supervisor's death unharmed. ``DIR/workers.json`` says which
-processes may be alive, so that the next supervisor can end them.
+processes may be alive, so that the next supervisor can take them over, or end them.
 """
 
 import asyncio
@@ -54,15 +54,18 @@ class ProcessExit:
         """Code or signal in words."""
         if self.signal is not None:
             return f"killed by {signal.Signals(self.signal).name}"
+        if self.code is None:
+            return "unknown: it was adopted"
         return f"exit code {self.code}"
 
 
 @dataclass
 class _Running:
     process: WorkerProcess
-    popen: subprocess.Popen[bytes]
-    descriptor: int
-    """The process's pidfd: readable once it has ended."""
+    popen: subprocess.Popen[bytes] | None
+    """None: adopted, the child of a supervisor that is gone. Nobody can say how it ends."""
+    descriptor: int | None
+    """The process's pidfd: readable once it has ended. None: it had ended before it was adopted."""
     log: WorkerLog
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -99,14 +102,14 @@ def end_earlier(rundir: RunDir) -> list[WorkerProcess]:
 
     Raises `TimeoutError` when one does not end, and `ConfigError` for a damaged file.
     """
-    earlier = read_earlier(rundir)
-    ended = [
-        process
-        for process in earlier
-        if proctable.end_session(process.pid, process.start_ticks, _END_TIMEOUT_S)
-    ]
+    ended = [process for process in read_earlier(rundir) if end(process)]
     write_atomically(rundir.workers, b"[]", durable=False)
     return ended
+
+
+def end(process: WorkerProcess) -> bool:
+    """End a worker and its session; whether anything was alive. Raises `TimeoutError`."""
+    return proctable.end_session(process.pid, process.start_ticks, _END_TIMEOUT_S)
 
 
 class ProcessExecutor:
@@ -144,16 +147,33 @@ class ProcessExecutor:
         if entry is None:
             raise ProcessLookupError(f"worker {key} (pid {popen.pid}) is not in the process table")
         process = WorkerProcess(key, popen.pid, entry.start_ticks)
-        running = _Running(process, popen, os.pidfd_open(popen.pid), log)
+        descriptor = os.pidfd_open(popen.pid)
+        running = _Running(process, popen, descriptor, log)
         self._running[key] = running
         self._write()
-        asyncio.get_running_loop().add_reader(running.descriptor, self._ended, running)
+        asyncio.get_running_loop().add_reader(descriptor, self._ended, running)
         return process
+
+    def adopt(self, processes: Sequence[WorkerProcess]) -> None:
+        """Take over workers of an earlier supervisor. Each end is reported as any other, that of a
+        process which is gone already at once; how it came stays unknown."""
+        loop = asyncio.get_running_loop()
+        for process in processes:
+            log = WorkerLog(self._rundir.worker_log(process.key.slot), self._log_bytes)
+            log.go_on()
+            descriptor = _open_living(process)
+            running = _Running(process, None, descriptor, log)
+            self._running[process.key] = running
+            if descriptor is None:
+                loop.call_soon(self._ended, running)
+            else:
+                loop.add_reader(descriptor, self._ended, running)
+        self._write()
 
     def kill(self, key: WorkerKey) -> None:
         """SIGKILL to the worker's process group; its end is reported as any other."""
         if key in self._running:
-            _kill_group(self._running[key].process.pid)
+            _sweep(self._running[key])
 
     def process(self, key: WorkerKey) -> WorkerProcess | None:
         """The process of a worker that has not been reported gone."""
@@ -176,19 +196,19 @@ class ProcessExecutor:
             running.log.rotate_if_large()
 
     def _ended(self, running: _Running) -> None:
-        asyncio.get_running_loop().remove_reader(running.descriptor)
-        os.close(running.descriptor)
-        # Not reaped yet: the zombie keeps its number, so the group we sweep is surely its own.
-        _kill_group(running.process.pid)
-        status = running.popen.wait()
+        if running.descriptor is not None:
+            asyncio.get_running_loop().remove_reader(running.descriptor)
+            os.close(running.descriptor)
+        _sweep(running)
+        status = None if running.popen is None else running.popen.wait()
         del self._running[running.process.key]
         self._write()
         running.gone.set()
         self._on_exit(
             ProcessExit(
                 running.process,
-                code=status if status >= 0 else None,
-                signal=-status if status < 0 else None,
+                code=status if status is not None and status >= 0 else None,
+                signal=-status if status is not None and status < 0 else None,
                 tail=running.log.tail(),
             )
         )
@@ -199,8 +219,27 @@ class ProcessExecutor:
         write_atomically(self._rundir.workers, msgspec.json.encode(processes), durable=False)
 
 
-def _kill_group(leader_pid: int) -> None:
+def _open_living(process: WorkerProcess) -> int | None:
+    """A pidfd of this very process; None when it has ended."""
     try:
-        os.killpg(leader_pid, signal.SIGKILL)
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    if proctable.lives(process.pid, process.start_ticks):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _sweep(running: _Running) -> None:
+    """SIGKILL to the worker and whatever it started in its group."""
+    process = running.process
+    if running.popen is None:
+        # Somebody else reaps it, and then its number is free: look at start times.
+        proctable.kill_session(process.pid, process.start_ticks)
+        return
+    try:
+        # Not reaped yet: even a zombie keeps its number, so the group is surely its own.
+        os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return  # nobody is left; a group of zombies only may answer EPERM on some kernels

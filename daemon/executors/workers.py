@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import msgspec
 import structlog
 
 from rallypoint.daemon.core import events
 from rallypoint.daemon.core.events import NodeEvent
 from rallypoint.daemon.executors.control import ControlServer
 from rallypoint.daemon.executors.persist import StateFile
-from rallypoint.daemon.executors.processes import ProcessExecutor, ProcessExit
+from rallypoint.daemon.executors.processes import ProcessExecutor, ProcessExit, WorkerProcess
 from rallypoint.daemon.executors.recorder import Recorder
 from rallypoint.daemon.shared import messages
 from rallypoint.daemon.shared.plan import WorkerKey
@@ -89,6 +90,14 @@ class Workers:
         _log.warning("worker_killed", worker=str(key), reason=reason)
         self.processes.kill(key)
 
+    def adopt(self, processes: Sequence[WorkerProcess]) -> None:
+        """Take over workers of an earlier supervisor, dead ones included."""
+        for process in processes:
+            key = process.key
+            self._pages[key] = SlotPage(self._rundir.page(key.slot))
+            _log.info("worker_adopted", worker=str(key), pid=process.pid)
+        self.processes.adopt(processes)
+
     def is_gone(self, key: WorkerKey) -> bool:
         """Whether the process table of this node knows that the worker has ended."""
         return self.processes.process(key) is None
@@ -107,11 +116,31 @@ class Workers:
             refusal = (
                 f"worker {key} has configuration {message.config_hash}, not {self._config_hash}"
             )
+        else:
+            refusal = self._plan_mismatch(message)
+            if refusal:
+                self.kill(key, refusal)
         if refusal:
             _log.warning("worker_refused", worker=str(key), pid=message.pid, reason=refusal)
             return messages.Leave(reason=refusal)
-        self._emit(events.WorkerConnected(key))
+        self._recorder.greeted(message)
+        for event in (events.WorkerConnected(key), *_facts(message)):
+            self._emit(event)
         return self._welcome(key)
+
+    def _plan_mismatch(self, message: messages.Hello) -> str:
+        """Why this worker cannot be in the generation that it says it formed; "" when it can."""
+        formed, plans = message.formed, self._state.state.plans
+        if formed is None:
+            return ""
+        text = f"worker {message.key} formed generation {formed.generation}"
+        newest = plans[-1].generation if plans else 0
+        if formed.generation > newest:
+            return f"{text}, but {newest} is the newest that was published"
+        plan = next((p for p in plans if p.generation == formed.generation), None)
+        if plan is not None and plan.find(message.key) is None:
+            return f"{text}, whose plan does not list it"
+        return ""
 
     def take(self, message: messages.WorkerMessage) -> None:
         """A message of an accepted worker."""
@@ -125,7 +154,6 @@ class Workers:
                 reason=answer.reason,
             )
             self.control.send(message.key, answer)
-            return
         self._recorder.take(message, time.monotonic(), time.time())
         if isinstance(message, messages.Leaving):
             self._left.add(message.key)
@@ -142,7 +170,7 @@ class Workers:
     def _say_ended(self, ended: ProcessExit, noticed_s: float) -> None:
         key = ended.process.key
         fault = self._recorder.faults.get(key)
-        by_agreement = key in self._left and ended.code == 0
+        by_agreement = key in self._left and ended.code in (0, None) and ended.signal is None
         killed = self._killed.pop(key, None)
         self._left.discard(key)
         reason = ended.how
@@ -170,11 +198,29 @@ class Workers:
         self._emit(events.WorkerExited(key, ended.code, ended.signal, reason))
 
 
+def _facts(message: messages.Hello) -> list[NodeEvent]:
+    """What a worker that has been heard by an earlier supervisor says of itself."""
+    if message.ready is None:
+        return []
+    formed = 0 if message.formed is None else message.formed.generation
+    ready = msgspec.structs.replace(
+        message.ready, last_formed=max(message.ready.last_formed, formed)
+    )
+    said = [ready, message.formed, message.checkpoint, message.committed]
+    found = [_event_of(m) for m in said if m is not None]
+    if message.broken_generation:
+        text = "reported to an earlier supervisor"
+        found.append(events.WorkerBroke(message.key, message.broken_generation, text))
+    return [event for event in found if event is not None]
+
+
 def _restart_reason(ended: ProcessExit, killed: str | None, fault: messages.Fault | None) -> str:
     if killed is not None:
         return "killed"
     if fault is not None:
         return "fault"
+    if ended.code is None and ended.signal is None:
+        return "unknown"
     return "signal" if ended.signal is not None else "error"
 
 

@@ -31,6 +31,11 @@ class RunDir:
         return self.path / "workers.json"
 
     @property
+    def books(self) -> Path:
+        """What the supervisor has counted; survives its SIGKILL."""
+        return self.path / "books.page"
+
+    @property
     def journal(self) -> Path:
         return self.path / "journal.jsonl"
 
