@@ -6,8 +6,8 @@ State hashes are a function of the iteration.
 
 ``FAKE_WORKER`` holds JSON: ``faults``, a list of ``[action, slot, incarnation, iteration]``. A fault
 happens in the first iteration from this one on (0: before it is ready) that this life of the worker
-sees. ``grace_s`` (0) is how long it trains on without a supervisor, ``hello`` has fields of its Hello
-that differ, ``old`` leaves out what an older version does not say there. The actions are ``die`` (SIGKILL in the middle of a rollout), ``raise`` (a program error), ``exit``
+sees. ``grace_s`` (0) is how long it trains on without a supervisor, ``hello`` has fields that differ
+when it says Hello again, ``old`` leaves out what an older version does not say there. The actions are ``die`` (SIGKILL in the middle of a rollout), ``raise`` (a program error), ``exit``
 (code 3), ``hang`` (SIGSTOP) and ``garbage`` (bytes that are no message).
 """
 
@@ -44,7 +44,8 @@ class FakeLink(Link):
     def _connect(self) -> socket.socket:
         connection = unixsocket.connect(self._path)
         said = json.loads(messages.encode(self._hello)[4:])
-        said.update(self.options.get("hello", {}))
+        if self._sent_count:
+            said.update(self.options.get("hello", {}))
         if self.options.get("old"):
             said = {name: said[name] for name in HELLO_OF_OLD}
         body = json.dumps(said).encode()
