@@ -72,7 +72,10 @@ def _session_of(leader_pid: int, start_ticks: int) -> list[ProcessEntry]:
     leader = read(leader_pid)
     if leader is not None and leader.start_ticks != start_ticks:
         return []
-    return [e for e in members_of_session(leader_pid) if e.start_ticks >= start_ticks]
+    entries = [e for e in members_of_session(leader_pid) if e.start_ticks >= start_ticks]
+    if leader is not None and leader.session != leader_pid and leader.state != "Z":
+        entries.append(leader)  # just forked: it leads no session yet
+    return entries
 
 
 def _kill_and_wait(entry: ProcessEntry, timeout_s: float) -> None:

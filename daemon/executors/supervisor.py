@@ -131,6 +131,7 @@ class Supervisor:
             spawn=self._spawn,
         )
         self._stops_asked = 0
+        self._forks = config.node.fork_server and worker_command is None
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -161,6 +162,8 @@ class Supervisor:
         write_atomically(self.rundir.config, configload.to_json(self.config))
         self._metrics.compute("checkpoint_age_seconds", self._checkpoint_age_s)
         self._http.start()
+        if self._forks:
+            self._workers.processes.use_fork_server()
         await self._join(found.adopted)
         await self._workers.control.start()
         await self._admin.start()

@@ -47,7 +47,13 @@ class Workers:
         emit: Callable[[NodeEvent], None],
     ) -> None:
         self.processes = ProcessExecutor(
-            rundir, command, environment, log_bytes=log_bytes, on_exit=self._ended
+            rundir,
+            command,
+            environment,
+            log_bytes=log_bytes,
+            on_exit=self._ended,
+            on_forked=self._started,
+            on_failed=self._not_started,
         )
         self.control = ControlServer(rundir.control_socket, self)
         self._rundir = rundir
@@ -68,21 +74,29 @@ class Workers:
     def start(self, key: WorkerKey) -> None:
         """Start the worker of a slot; says `WorkerSpawned` or `SpawnFailed`."""
         incarnations = {**self._state.state.slot_incarnations, key.slot: key.incarnation}
-        reason = self._ended_how.pop(key.slot, None)
         try:
             # Not durable: a power cut ends the workers as well.
             self._state.update(durable=False, slot_incarnations=incarnations)
             self._pages[key] = SlotPage(self._rundir.page(key.slot), create=True)
             process = self.processes.start(key)
         except OSError as error:
-            self._ended_how[key.slot] = "spawn_failed"
-            _log.error("worker_not_started", worker=str(key), error=str(error))
-            self._emit(events.SpawnFailed(key, str(error)))
+            self._not_started(key, error)
             return
+        if process is not None:
+            self._started(process)
+
+    def _started(self, process: WorkerProcess) -> None:
+        key = process.key
+        reason = self._ended_how.pop(key.slot, None)
         if reason is not None:
             self._recorder.worker_restarted(reason)
         _log.info("worker_started", worker=str(key), pid=process.pid)
         self._emit(events.WorkerSpawned(key, process.pid))
+
+    def _not_started(self, key: WorkerKey, error: OSError) -> None:
+        self._ended_how[key.slot] = "spawn_failed"
+        _log.error("worker_not_started", worker=str(key), error=str(error))
+        self._emit(events.SpawnFailed(key, str(error)))
 
     def kill(self, key: WorkerKey, reason: str) -> None:
         """SIGKILL to the worker's process group; its end is reported as any other."""

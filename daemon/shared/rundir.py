@@ -61,6 +61,11 @@ class RunDir:
         """Standard output and error of the worker in a slot."""
         return self.path / "logs" / f"worker-{slot}.log"
 
+    @property
+    def fork_server_log(self) -> Path:
+        """Output of the fork server: empty, unless something is wrong with it."""
+        return self.path / "logs" / "forkserver.log"
+
     def checkpoints(self, config: Config) -> Path:
         """Where checkpoints go: ``[checkpoint] url``, else below this directory."""
         url = config.checkpoint.url

@@ -92,7 +92,7 @@ def test_the_next_supervisor_takes_over_and_nothing_is_lost(start: Start) -> Non
     assert len(again.logged("worker_started")) == 2, "those of the first life"
     assert again.end() == 0
     ends = {line["reason"] for line in again.logged("worker_exited")}
-    assert ends == {"unknown: it was adopted"}
+    assert ends == {"unknown: its parent is gone"}
     assert len(journal(again, "generation")) == 1
     assert len(journal(again, "recovery")) == 1
     assert_no_gap(again)
