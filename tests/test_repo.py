@@ -27,7 +27,7 @@ FUNCTION_LINES = 60
 # Growth is a decision: a new option is added here, in its dataclass and in ARCHITECTURE.md.
 OPTIONS = {
     "job": "name iterations env_steps seed min_workers max_workers",
-    "node": "name bind advertise interface workers devices stop_grace_s",
+    "node": "name bind advertise interface workers devices fork_server stop_grace_s",
     "membership": "backend detect_s join_debounce_s orphan_grace_s",
     "env": "backend task budget num_envs block max_envs",
     "ppo": "rollout_steps epochs mini_batches gamma lam clip learning_rate learning_rate_bounds"

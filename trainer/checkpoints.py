@@ -97,7 +97,8 @@ class CheckpointKeeper:
             job=self._config.job.name,
             job_uid=session.link.orders.job_uid,
             iteration=session.state.committed,
-            generation=session.generation,
+            # At the safe point of a planned change this worker has left its generation already.
+            generation=session.generation or session.state.last_formed,
             env_steps=int(tensors["counters/env_steps"]),
             world_size=session.world_size,
             budget=self._config.env.budget,

@@ -173,15 +173,19 @@ def fingerprint(error: BaseException) -> str:
 
 
 def _hello(key: WorkerKey, configuration: str) -> messages.Hello:
-    with open("/proc/self/stat") as file:
-        start_ticks = int(file.read().rpartition(")")[2].split()[19])
     return messages.Hello(
         key=key,
         pid=os.getpid(),
-        start_ticks=start_ticks,
+        start_ticks=start_ticks("self"),
         versions={"rallypoint": __version__, "torch": str(torch.__version__)},
         config_hash=configuration,
     )
+
+
+def start_ticks(pid: int | str) -> int:
+    """Start time of a process in clock ticks since boot."""
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[19])
 
 
 def _bind_store(bind: str) -> tuple[TCPStore, int]:

@@ -80,6 +80,8 @@ def proceed(state: NodeState, now: float) -> Decision:
         wanted = _wanted(state, ending, slot)
         if not slot.live or wanted in ("", slot.told) or slot.told == "leave" or slot.left:
             continue
+        if slot.adopt_by_s is not None:
+            continue  # it trains, and will be told when it has said Hello
         key, reason = state.key(slot), ending.reason
         state = state.with_slot(index, told=wanted)
         if not slot.connected:

@@ -9,8 +9,19 @@ from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
 
 @dataclass(frozen=True)
+class AdoptedWorker:
+    """A worker that an earlier supervisor started, taken over by this one."""
+
+    key: WorkerKey
+    pid: int
+
+
+@dataclass(frozen=True)
 class NodeStarted:
-    """The supervisor holds the directory, ended every earlier worker, and joined the store."""
+    """The supervisor holds the directory, took over or ended every earlier worker, and joined the
+    store."""
+
+    adopted: tuple[AdoptedWorker, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rallypoint.daemon.core import ending, workers
+from rallypoint.daemon.core import adoption, ending, workers
 from rallypoint.daemon.core.actions import (
     Explain,
     NodeAction,
@@ -52,7 +52,7 @@ def decide(state: NodeState, event: NodeEvent, now: float) -> Decision:
 def _take(state: NodeState, event: NodeEvent, now: float) -> Decision:
     match event:
         case NodeStarted():
-            return _start_all(state)
+            return _start_all(state, event, now)
         case PlanSeen(plan=plan):
             return _see_plan(state, plan)
         case JobSeen(job=job):
@@ -67,15 +67,19 @@ def _take(state: NodeState, event: NodeEvent, now: float) -> Decision:
             return workers.take(state, event, now)
 
 
-def _start_all(state: NodeState) -> Decision:
+def _start_all(state: NodeState, event: NodeStarted, now: float) -> Decision:
     if state.started:
         raise InvalidTransition("the node was started twice", state.recent)
     state = replace(state, started=True)
+    for worker in event.adopted:
+        state = adoption.adopt(state, worker, now)
+    adopted = {worker.key.slot for worker in event.adopted}
     actions: list[NodeAction] = []
     if state.ending is None:
         for index in range(len(state.slots)):
-            state, more = workers.start(state, index)
-            actions += more
+            if index not in adopted:
+                state, more = workers.start(state, index)
+                actions += more
     return state, tuple(actions)
 
 
@@ -125,9 +129,10 @@ def _settle(state: NodeState, now: float) -> Decision:
     for index, slot in enumerate(state.slots):
         if slot.state in ("training", "rebuilding", "waiting") and not state.engaged(slot):
             state = state.with_slot(index, state="ready")  # left out: warm, waits for a later plan
+    state, late = adoption.overdue(state, now)
     state, orders = workers.restart_due(state, now) if state.ending is None else (state, ())
     state, more = ending.proceed(state, now)
-    actions: list[NodeAction] = [*orders, *more]
+    actions: list[NodeAction] = [*late, *orders, *more]
     record = state.record()
     if state.started and record != state.member:
         state = replace(state, member=record)
@@ -143,6 +148,11 @@ def _settle(state: NodeState, now: float) -> Decision:
 
 
 def _next_wake(state: NodeState) -> float | None:
-    if state.ending is not None:
-        return None if state.ending.exited else state.ending.deadline_s
-    return min((s.restart_at_s for s in state.slots if s.restart_at_s is not None), default=None)
+    wakes = [slot.adopt_by_s for slot in state.slots]
+    if state.ending is None:
+        wakes += [slot.restart_at_s for slot in state.slots]
+    elif state.ending.exited:
+        return None
+    else:
+        wakes.append(state.ending.deadline_s)
+    return min((at_s for at_s in wakes if at_s is not None), default=None)

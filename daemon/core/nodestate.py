@@ -38,6 +38,8 @@ class SlotState:
     """Lives that ended without having formed, since an iteration was last committed here."""
     restart_at_s: float | None = None
     """When the next life begins; None: nothing is due."""
+    adopt_by_s: float | None = None
+    """When an adopted worker must have said Hello; None: it has, or it was started here."""
     host: str = ""
     port: int = 0
     device: str = ""

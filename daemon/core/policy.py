@@ -21,6 +21,8 @@ class NodePolicy:
     """Worker incarnations start above this number, so that none of an earlier supervisor recurs."""
     stop_grace_s: float
     """How long workers may take to agree, checkpoint and leave, before they are killed."""
+    adopt_s: float
+    """How long an adopted worker may take to say Hello, before it is killed."""
     versions: Mapping[str, str]
     """Versions written into the member record (rallypoint, torch, …)."""
 

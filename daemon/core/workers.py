@@ -140,7 +140,7 @@ def _shown(slot: SlotState, wanted: WorkerState) -> WorkerState:
 
 def _connect(state: NodeState, slot: SlotState) -> Decision:
     """Hello: a new worker starts to warm up; a known one gets what it may have missed."""
-    state = state.with_slot(slot.slot, connected=True, told="")
+    state = state.with_slot(slot.slot, connected=True, told="", adopt_by_s=None)
     if slot.state == "starting":
         return state.with_slot(slot.slot, state="warming"), ()
     key, plan = state.key(slot), state.plan
@@ -253,6 +253,7 @@ def _end_of_life(state: NodeState, slot: SlotState, what: str, now: float) -> De
         pid=None,
         connected=False,
         rank=None,
+        adopt_by_s=None,
     )
     if state.ending is not None:
         return state, (Explain("worker_gone", f"{key} {what}; not restarted: the node ends"),)

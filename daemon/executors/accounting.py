@@ -50,6 +50,23 @@ class StepLedger:
             lost[reason] = lost.get(reason, 0) + steps
         return lost
 
+    def accounted(self) -> tuple[tuple[WorkerKey, int], ...]:
+        """Steps of each worker that are known to be used or lost."""
+        return tuple(self._accounted.items())
+
+    def unsettled(self) -> tuple[tuple[WorkerKey, int, str], ...]:
+        """Dead workers that are not settled yet: what they collected, and how it is lost."""
+        return tuple((key, *rest) for key, rest in self._dead.items())
+
+    def resume(
+        self,
+        accounted: Iterable[tuple[WorkerKey, int]],
+        unsettled: Iterable[tuple[WorkerKey, int, str]],
+    ) -> None:
+        """Go on from the ledger of the supervisor before."""
+        self._accounted = dict(accounted)
+        self._dead = {key: (collected, reason) for key, collected, reason in unsettled}
+
     def _account(self, key: WorkerKey, env_steps: int) -> None:
         self._accounted[key] = self._accounted.get(key, 0) + env_steps
 
@@ -81,8 +98,9 @@ class Change:
                 reported = [m.seconds[phase] for m in self.formed.values() if phase in m.seconds]
                 seconds[phase] = max(reported, default=None)
         if self.complete:
-            formed_s = max(message.at_s for message in self.formed.values())
             stepped_s = [message.at_s for message in self.stepped.values()]
+            # An adopted worker of an older version does not say when it formed.
+            formed_s = max((m.at_s for m in self.formed.values()), default=min(stepped_s))
             seconds["envs"] = max(message.envs_s for message in self.stepped.values())
             seconds["first_step"] = max(0.0, min(stepped_s) - formed_s)
             seconds["total"] = max(0.0, max(stepped_s) - self.noticed_s)
@@ -104,6 +122,29 @@ class RecoveryClock:
     def newest_plan(self) -> Plan | None:
         """The plan that was published last."""
         return None if self._open is None else self._open.plan
+
+    def moments(self) -> tuple[int, float, float, float] | None:
+        """The newest change: generation, and when it was noticed, decided, published."""
+        change = self._open
+        if change is None:
+            return None
+        return change.plan.generation, change.noticed_s, change.decided_s, change.published_s
+
+    def resume(
+        self,
+        formed: Plan,
+        newest: Plan,
+        moments: tuple[int, float, float, float] | None,
+        now: float,
+    ) -> None:
+        """Go on from the clock of the supervisor before, where its moments are known."""
+        known = moments is not None and moments[0] == newest.generation
+        at_s = moments[1:] if moments is not None and known else (now, now, now)
+        self._open = Change(newest, *at_s)
+        self.last = self._open
+        if formed.generation != newest.generation:
+            self.last = Change(formed, now, now, now)
+        self.last.marked = True
 
     def noticed(self, at_s: float, decided_s: float) -> None:
         """A loss was noticed at ``at_s`` and taken up by the decisions at ``decided_s``."""
@@ -128,8 +169,10 @@ class RecoveryClock:
 
     def formed(self, message: Formed) -> None:
         """A member reports a generation formed."""
-        if self._open is not None and self._open.plan.generation == message.generation:
-            self._open.formed[message.key] = message
+        for change in (self._open, self.last):
+            if change is not None and change.plan.generation == message.generation:
+                change.formed[message.key] = message
+                return
 
     def marked(self, generation: int) -> Change | None:
         """The leader marked a generation formed: the change, the first time."""

@@ -6,6 +6,7 @@ with it. A generation that restores a checkpoint winds back: lines that follow i
 ones of the same iterations.
 """
 
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,16 +15,44 @@ from typing import Any, Final, Literal
 import msgspec
 
 from rallypoint.daemon.executors.accounting import Change
-from rallypoint.daemon.shared.messages import Committed, Formed
+from rallypoint.daemon.shared.messages import Committed, Formed, RankRecord
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
 _KEPT: Final = 64
 """Newest iterations whose hash is kept to compare late reports with."""
+_TAIL_BYTES: Final = 2**20
 
 Outcome = Literal["new", "duplicate", "conflict", "gap", "stale"]
 """new: written. duplicate: an equal report came before. conflict: an earlier report of this iteration
 has another hash. gap: written, but the iteration before it is missing. stale: of a lineage that a
 restore has superseded."""
+
+
+class Share(msgspec.Struct, frozen=True):
+    """What one rank put into an iteration, in a line of the journal."""
+
+    node: str
+    slot: int
+    incarnation: int
+    env_steps: int
+
+    def record(self) -> RankRecord:
+        key = WorkerKey(self.node, self.slot, self.incarnation)
+        return RankRecord(key=key, blocks=(), env_steps=self.env_steps)
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line of the journal, as far as the next supervisor must know it."""
+
+    event: str
+    generation: int
+    iteration: int = 0
+    state_hash: str = ""
+    cause: str = ""
+    source: WorkerKey | None = None
+    ranks: tuple[Share, ...] = ()
+    env_steps_total: int = 0
+    metrics: dict[str, float] = {}
 
 
 @dataclass
@@ -38,6 +67,10 @@ class Journal:
     """Generation of the newest restore."""
     _sources: dict[int, WorkerKey] = field(default_factory=dict)
     """Source by generation, of the newest ones."""
+    _generation: int = 0
+    """Newest generation that was written."""
+    _recovered: int = 0
+    """Newest generation whose recovery was written."""
 
     def __post_init__(self) -> None:
         torn = self.path.exists() and not _ends_line(self.path)
@@ -45,14 +78,58 @@ class Journal:
         if torn:  # the last life died while it wrote
             self._file.write("\n")
 
+    @property
+    def size_bytes(self) -> int:
+        """Size of the file."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def resume(self, lineage: int, since_bytes: int) -> list[Line]:
+        """Go on where a killed supervisor stopped: ``lineage`` is the newest generation that restored.
+        Returns the lines that the file has from byte ``since_bytes`` on."""
+        begin = max(0, min(since_bytes, self.size_bytes - _TAIL_BYTES))
+        with self.path.open("rb") as file:
+            file.seek(begin)
+            tail = file.read()
+        self._lineage = lineage
+        found = []
+        for raw in tail.splitlines(keepends=True):
+            line = _line(raw)
+            if line is not None:
+                self._follow(line)
+                if begin >= since_bytes:
+                    found.append(line)
+            begin += len(raw)
+        return found
+
+    def _follow(self, line: Line) -> None:
+        if line.event == "iteration" and line.generation >= self._lineage:
+            self._hashes[line.iteration] = line.state_hash
+            self._hashes.pop(line.iteration - _KEPT, None)
+            self.iteration = line.iteration
+        elif line.event == "generation" and line.generation == self._lineage:
+            self.iteration = line.iteration
+        if line.source is not None:
+            self._note_source(line.generation, line.source)
+        if line.event == "generation":
+            self._generation = line.generation
+        elif line.event == "recovery":
+            self._recovered = line.generation
+
+    def knows(self, generation: int) -> bool:
+        """Whether this formed generation is written already."""
+        return generation <= self._generation
+
     def generation(self, plan: Plan, formed: Formed) -> bool:
-        """Write a formed generation. False when it starts before an iteration that was reported
+        """Write a formed generation, once. False when it starts before an iteration that was reported
         committed although it restores nothing: then a committed iteration was lost."""
+        if self.knows(plan.generation):
+            return True
+        self._generation = plan.generation
         if plan.restore:
             self._lineage = plan.generation
             self._hashes = {i: h for i, h in self._hashes.items() if i <= formed.iteration}
             self.iteration = formed.iteration
-        self._sources = {**dict(list(self._sources.items())[-7:]), plan.generation: formed.source}
+        self._note_source(plan.generation, formed.source)
         self._append(
             {
                 "event": "generation",
@@ -111,9 +188,13 @@ class Journal:
         )
         return outcome
 
-    def recovery(self, change: Change) -> None:
+    def recovery(self, change: Change) -> bool:
         """Write where the time of a change went: seconds of its phases, and the moments themselves
-        (CLOCK_MONOTONIC of this host, so that a measurement from outside can be joined to them)."""
+        (CLOCK_MONOTONIC of this host, so that a measurement from outside can be joined to them).
+        False when it is written already."""
+        if change.plan.generation <= self._recovered:
+            return False
+        self._recovered = change.plan.generation
         self._append(
             {
                 "event": "recovery",
@@ -127,6 +208,10 @@ class Journal:
                 "stepped": [{**_key(m.key), "at_s": m.at_s} for m in change.stepped.values()],
             }
         )
+        return True
+
+    def _note_source(self, generation: int, source: WorkerKey) -> None:
+        self._sources = {**dict(list(self._sources.items())[-7:]), generation: source}
 
     def close(self) -> None:
         self._file.close()
@@ -134,6 +219,14 @@ class Journal:
     def _append(self, line: dict[str, Any]) -> None:
         self._file.write(msgspec.json.encode({**line, "unix_s": time.time()}).decode() + "\n")
         self._file.flush()
+
+
+def _line(raw: bytes) -> Line | None:
+    """A whole line; None for one that a killed supervisor did not end."""
+    try:
+        return msgspec.json.decode(raw, type=Line)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
 
 
 def _key(key: WorkerKey) -> dict[str, Any]:

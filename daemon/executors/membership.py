@@ -76,10 +76,14 @@ class Membership:
 
     # --- life ---------------------------------------------------------------------------------
 
-    async def join(self, job: JobRecord) -> None:
-        """Take a lease, write the job if it is not there yet, and try to lead."""
+    async def join(self, job: JobRecord, plan: Plan | None = None) -> None:
+        """Take a lease, write the job (and the plan it goes on from) if none is there yet, and try to
+        lead."""
         self._lease = await self._store.grant(self._detect_s)
-        await self._store.compare_and_swap({self._job: _encode(job)}, {self._job: 0})
+        puts, compare = {self._job: _encode(job)}, {self._job: 0}
+        if plan is not None:
+            puts[self._generation], compare[self._generation] = _encode(plan), 0
+        await self._store.compare_and_swap(puts, compare)
         await self._read_all()
         await self._campaign()
 

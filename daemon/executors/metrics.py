@@ -5,7 +5,7 @@ add up over all lives of workers; a dead worker leaves no series behind, because
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from rallypoint.daemon.core.records import WORKER_STATES
+from rallypoint.daemon.executors.books import Total
 from rallypoint.daemon.shared.plan import CHANGE_CAUSES, CHANGE_KINDS
 
 PHASES: Final = ("detect", "release", "plan", "group", "sync", "envs", "first_step", "total")
@@ -32,7 +33,7 @@ ACTIVITIES: Final = (
     "idle",
 )
 LOST_REASONS: Final = ("died", "dropped", "cut")
-RESTART_REASONS: Final = ("signal", "error", "fault", "killed", "spawn_failed")
+RESTART_REASONS: Final = ("signal", "error", "fault", "killed", "spawn_failed", "unknown")
 ENV_SCOPES: Final = ("worker", "global", "deficit")
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 300)
 _MAX_TRAIN_FIGURES: Final = 128
@@ -105,6 +106,7 @@ class Metrics:
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
+        self._totals: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         for spec in TABLE:
             self._create(spec)
         self._figures = _TrainFigures()
@@ -114,6 +116,25 @@ class Metrics:
         """Raise a counter. ``amount`` must not be negative."""
         counter = self._counters[name]
         (counter.labels(**labels) if labels else counter).inc(amount)
+        key = (name, tuple(labels.items()))
+        self._totals[key] = self._totals.get(key, 0.0) + amount
+
+    def totals(self) -> tuple[Total, ...]:
+        """Every counter that was ever raised."""
+        return tuple(Total(name, dict(ls), value) for (name, ls), value in self._totals.items())
+
+    def restore(self, totals: Iterable[Total]) -> None:
+        """Go on from the counters of the supervisor before; one that this version does not have is
+        left out."""
+        labels = {spec.name: spec.labels for spec in TABLE if spec.kind == "counter"}
+        for total in totals:
+            values = labels.get(total.name)
+            if (
+                values is not None
+                and values.keys() == total.labels.keys()
+                and all(value in values[label] for label, value in total.labels.items())
+            ):
+                self.add(total.name, total.value, **total.labels)
 
     def set(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""

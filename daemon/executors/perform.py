@@ -8,6 +8,7 @@ import structlog
 
 from rallypoint.daemon.core import actions
 from rallypoint.daemon.core.events import LeaderEvent, NodeEvent, PublishRefused, TimerFired
+from rallypoint.daemon.executors import persist
 from rallypoint.daemon.executors.membership import Membership
 from rallypoint.daemon.executors.persist import StateFile
 from rallypoint.daemon.executors.probe import probe
@@ -107,9 +108,10 @@ class Performer:
             timer.cancel()
 
     async def _publish(self, plan: Plan, replaces: int) -> None:
-        """The number is on disk before anybody can see it, so that it is never given out again."""
+        """The plan is on disk before anybody can see it: its number is never given out again, and
+        the next supervisor can go on from it."""
         try:
-            self._state.update(generation=max(self._state.state.generation, plan.generation))
+            self._state.update(**persist.with_plan(self._state.state, plan))
         except OSError as error:
             reason = f"generation {plan.generation} could not be written to disk: {error.strerror}"
             _log.error("state_write_failed", path=str(self._state.path), reason=reason)

@@ -1,7 +1,8 @@
 """What a supervisor must still know after its own death: ``DIR/state.json``.
 
 The newest generation number is written before its plan is published, so that no number is ever
-used twice, also not by a supervisor that was killed in between.
+used twice, also not by a supervisor that was killed in between. The plan itself is written with it:
+an embedded store dies with its supervisor, and the next one goes on from here.
 """
 
 import re
@@ -17,6 +18,7 @@ from rallypoint.daemon.executors.files import write_atomically
 from rallypoint.daemon.shared import configload
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.errors import ConfigError
+from rallypoint.daemon.shared.plan import Plan
 from rallypoint.daemon.shared.rundir import RunDir
 
 SCHEMA: Final = 1
@@ -33,9 +35,14 @@ class PersistedState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The values behind ``job.config_hash``, to say what differs."""
     generation: int = 0
     """Newest generation number that may have been published."""
+    plans: tuple[Plan, ...] = ()
+    """The newest plan that may have been published last, before it those since the formed one."""
     supervisor_incarnation: int = 0
     slot_incarnations: dict[int, int] = {}
     """Newest incarnation that was started in each slot."""
+
+
+PLANS_KEPT: Final = 4
 
 
 @dataclass
@@ -85,6 +92,20 @@ def open_state(
             "give another one with --dir"
         ) from error
     return file
+
+
+def with_plan(state: PersistedState, plan: Plan) -> dict[str, Any]:
+    """The fields of the state that change before a plan is published."""
+    formed = formed_plan(state)
+    later = [p for p in state.plans if p.generation > state.job.formed][-(PLANS_KEPT - 2) :]
+    plans = (*([formed] if formed is not None else []), *later, plan)
+    return {"generation": max(state.generation, plan.generation), "plans": plans}
+
+
+def formed_plan(state: PersistedState) -> Plan | None:
+    """The plan of the newest generation marked formed, when it is known."""
+    formed = state.job.formed
+    return next((p for p in state.plans if formed and p.generation == formed), None)
 
 
 def resumed(job: JobRecord, versions: dict[str, str]) -> JobRecord:

@@ -19,6 +19,7 @@ def node_policy(config: Config, state: PersistedState, versions: dict[str, str])
         slots=section.workers,
         first_incarnation=max(state.slot_incarnations.values(), default=0),
         stop_grace_s=section.stop_grace_s,
+        adopt_s=timeouts.derive(config).adopt_s,
         versions=versions,
     )
 

@@ -2,13 +2,14 @@
 
 Every worker is the leader of a session of its own and writes into a file, never into a pipe of the
 supervisor, so that it outlives a supervisor's death unharmed. ``DIR/workers.json`` says which
-processes may be alive, so that the next supervisor can end them.
+processes may be alive, so that the next supervisor can take them over, or end them.
 """
 
 import asyncio
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,7 +18,9 @@ import msgspec
 
 from rallypoint.daemon.executors import proctable
 from rallypoint.daemon.executors.files import write_atomically
+from rallypoint.daemon.executors.forkserver import ForkServer
 from rallypoint.daemon.executors.workerlog import WorkerLog
+from rallypoint.daemon.shared import forking
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.plan import WorkerKey
 from rallypoint.daemon.shared.rundir import RunDir
@@ -29,6 +32,10 @@ _SCRUBBED: Final = frozenset(
     }
 )
 _END_TIMEOUT_S: Final = 5.0
+_STATUS_WITHIN_S: Final = 1.0
+"""How long the end of a forked worker waits for the fork server to say how it came."""
+_PROGRAM_WORDS: Final = 3
+"""Words of a worker's command line before its arguments: python -m module."""
 
 
 class WorkerProcess(msgspec.Struct, frozen=True):
@@ -54,16 +61,23 @@ class ProcessExit:
         """Code or signal in words."""
         if self.signal is not None:
             return f"killed by {signal.Signals(self.signal).name}"
+        if self.code is None:
+            return "unknown: its parent is gone"
         return f"exit code {self.code}"
 
 
 @dataclass
 class _Running:
     process: WorkerProcess
-    popen: subprocess.Popen[bytes]
-    descriptor: int
-    """The process's pidfd: readable once it has ended."""
+    popen: subprocess.Popen[bytes] | None
+    """None: not our child. Adopted, and nobody can say how it ends, or the fork server's."""
+    descriptor: int | None
+    """The process's pidfd: readable once it has ended. None: it had ended before it was adopted."""
     log: WorkerLog
+    forked: bool = False
+    """The fork server says how it ends, unless that ends first."""
+    status: int | None = None
+    """What it said: exit code, or the negative number of the signal."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -99,14 +113,14 @@ def end_earlier(rundir: RunDir) -> list[WorkerProcess]:
 
     Raises `TimeoutError` when one does not end, and `ConfigError` for a damaged file.
     """
-    earlier = read_earlier(rundir)
-    ended = [
-        process
-        for process in earlier
-        if proctable.end_session(process.pid, process.start_ticks, _END_TIMEOUT_S)
-    ]
+    ended = [process for process in read_earlier(rundir) if end(process)]
     write_atomically(rundir.workers, b"[]", durable=False)
     return ended
+
+
+def end(process: WorkerProcess) -> bool:
+    """End a worker and its session; whether anything was alive. Raises `TimeoutError`."""
+    return proctable.end_session(process.pid, process.start_ticks, _END_TIMEOUT_S)
 
 
 class ProcessExecutor:
@@ -120,16 +134,49 @@ class ProcessExecutor:
         *,
         log_bytes: int,
         on_exit: Callable[[ProcessExit], None],
+        on_forked: Callable[[WorkerProcess], None] = lambda _: None,
+        on_failed: Callable[[WorkerKey, OSError], None] = lambda _key, _error: None,
     ) -> None:
+        """``on_forked`` and ``on_failed`` say what became of a start that was left to the fork
+        server."""
         self._rundir = rundir
         self._command = command
         self._environment = environment
         self._log_bytes = log_bytes
         self._on_exit = on_exit
+        self._on_forked = on_forked
+        self._on_failed = on_failed
+        self._forks: ForkServer | None = None
+        self._ending = False
         self._running: dict[WorkerKey, _Running] = {}
+        self._logs: dict[WorkerKey, WorkerLog] = {}
+        """Of the workers that the fork server was asked for."""
 
-    def start(self, key: WorkerKey) -> WorkerProcess:
-        """Start the worker of a slot. Raises OSError when it cannot be started."""
+    def use_fork_server(self) -> None:
+        """Start the fork server; from now on workers come from it. Raises OSError."""
+        self._forks = ForkServer(
+            self._rundir,
+            self._environment,
+            on_forked=self._forked,
+            on_refused=self._not_forked,
+            on_ended=self._fork_ended,
+        )
+        self._forks.start()
+
+    def start(self, key: WorkerKey) -> WorkerProcess | None:
+        """Start the worker of a slot. None: the fork server was asked, and ``on_forked`` or
+        ``on_failed`` will follow. Raises OSError when it cannot be started."""
+        if self._forks is None or not self._forks.usable:
+            return self._spawn(key)
+        log = WorkerLog(self._rundir.worker_log(key.slot), self._log_bytes)
+        with log.open_for(key) as output:
+            # The program and its interpreter are there already.
+            arguments = [str(part) for part in self._command(key)][_PROGRAM_WORDS:]
+            self._logs[key] = log
+            self._forks.ask(key, arguments, output.fileno())
+        return None
+
+    def _spawn(self, key: WorkerKey) -> WorkerProcess:
         log = WorkerLog(self._rundir.worker_log(key.slot), self._log_bytes)
         with log.open_for(key) as output:
             popen = subprocess.Popen(
@@ -144,16 +191,59 @@ class ProcessExecutor:
         if entry is None:
             raise ProcessLookupError(f"worker {key} (pid {popen.pid}) is not in the process table")
         process = WorkerProcess(key, popen.pid, entry.start_ticks)
-        running = _Running(process, popen, os.pidfd_open(popen.pid), log)
-        self._running[key] = running
+        self._add(_Running(process, popen, os.pidfd_open(popen.pid), log))
         self._write()
-        asyncio.get_running_loop().add_reader(running.descriptor, self._ended, running)
         return process
+
+    def _add(self, running: _Running) -> None:
+        """Look for its end from now on; at once, when it has come already."""
+        loop = asyncio.get_running_loop()
+        self._running[running.process.key] = running
+        if running.descriptor is None:
+            loop.call_soon(self._ended, running)
+        else:
+            loop.add_reader(running.descriptor, self._ended, running)
+
+    # --- the fork server ------------------------------------------------------------------------
+
+    def _forked(self, message: forking.Forked) -> None:
+        process = WorkerProcess(message.key, message.pid, message.start_ticks)
+        log = self._logs.pop(message.key)
+        self._add(_Running(process, None, _open_living(process), log, forked=True))
+        self._write()
+        self._on_forked(process)
+
+    def _not_forked(self, key: WorkerKey) -> None:
+        del self._logs[key]
+        if self._ending:
+            return
+        try:
+            process = self._spawn(key)
+        except OSError as error:
+            self._on_failed(key, error)
+        else:
+            self._on_forked(process)
+
+    def _fork_ended(self, message: forking.ForkEnded) -> None:
+        for running in list(self._running.values()):
+            if running.forked and running.process.pid == message.pid:
+                running.status = message.status
+                if running.descriptor is None:
+                    self._gone(running)
+
+    def adopt(self, processes: Sequence[WorkerProcess]) -> None:
+        """Take over workers of an earlier supervisor. Each end is reported as any other, that of a
+        process which is gone already at once; how it came stays unknown."""
+        for process in processes:
+            log = WorkerLog(self._rundir.worker_log(process.key.slot), self._log_bytes)
+            log.go_on()
+            self._add(_Running(process, None, _open_living(process), log))
+        self._write()
 
     def kill(self, key: WorkerKey) -> None:
         """SIGKILL to the worker's process group; its end is reported as any other."""
         if key in self._running:
-            _kill_group(self._running[key].process.pid)
+            _sweep(self._running[key])
 
     def process(self, key: WorkerKey) -> WorkerProcess | None:
         """The process of a worker that has not been reported gone."""
@@ -164,11 +254,19 @@ class ProcessExecutor:
         return list(self._running)
 
     async def end_all(self) -> None:
-        """Kill every worker and wait until each is gone."""
+        """Kill every worker, also one that is being forked, and wait until each is gone."""
+        self._ending = True
+        deadline_s = time.monotonic() + _END_TIMEOUT_S
+        while (  # noqa: ASYNC110 - bounded, and only at the end
+            self._forks is not None and self._forks.pending() and time.monotonic() < deadline_s
+        ):
+            await asyncio.sleep(0.01)
         waiting = [running.gone for running in self._running.values()]
         for key in self.running():
             self.kill(key)
         await asyncio.gather(*(gone.wait() for gone in waiting))
+        if self._forks is not None:
+            self._forks.close()
 
     def rotate_logs(self) -> None:
         """Cut output files that have grown past their bound."""
@@ -176,19 +274,31 @@ class ProcessExecutor:
             running.log.rotate_if_large()
 
     def _ended(self, running: _Running) -> None:
-        asyncio.get_running_loop().remove_reader(running.descriptor)
-        os.close(running.descriptor)
-        # Not reaped yet: the zombie keeps its number, so the group we sweep is surely its own.
-        _kill_group(running.process.pid)
-        status = running.popen.wait()
+        loop = asyncio.get_running_loop()
+        if running.descriptor is not None:
+            loop.remove_reader(running.descriptor)
+            os.close(running.descriptor)
+            running.descriptor = None
+        server_tells = self._forks is not None and self._forks.usable
+        if running.forked and running.status is None and server_tells:
+            loop.call_later(_STATUS_WITHIN_S, self._gone, running)
+        else:
+            self._gone(running)
+
+    def _gone(self, running: _Running) -> None:
+        """The process has ended, and what can be known of that is."""
+        if running.gone.is_set():
+            return
+        _sweep(running)
+        status = running.status if running.popen is None else running.popen.wait()
         del self._running[running.process.key]
         self._write()
         running.gone.set()
         self._on_exit(
             ProcessExit(
                 running.process,
-                code=status if status >= 0 else None,
-                signal=-status if status < 0 else None,
+                code=status if status is not None and status >= 0 else None,
+                signal=-status if status is not None and status < 0 else None,
                 tail=running.log.tail(),
             )
         )
@@ -199,8 +309,27 @@ class ProcessExecutor:
         write_atomically(self._rundir.workers, msgspec.json.encode(processes), durable=False)
 
 
-def _kill_group(leader_pid: int) -> None:
+def _open_living(process: WorkerProcess) -> int | None:
+    """A pidfd of this very process; None when it has ended."""
     try:
-        os.killpg(leader_pid, signal.SIGKILL)
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    if proctable.lives(process.pid, process.start_ticks):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _sweep(running: _Running) -> None:
+    """SIGKILL to the worker and whatever it started in its group."""
+    process = running.process
+    if running.popen is None:
+        # Somebody else reaps it, and then its number is free: look at start times.
+        proctable.kill_session(process.pid, process.start_ticks)
+        return
+    try:
+        # Not reaped yet: even a zombie keeps its number, so the group is surely its own.
+        os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return  # nobody is left; a group of zombies only may answer EPERM on some kernels

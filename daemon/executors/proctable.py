@@ -1,5 +1,6 @@
 """Reading the process table: start times, process groups, and ending what is left of a group."""
 
+import contextlib
 import os
 import select
 import signal
@@ -54,13 +55,27 @@ def end_session(leader_pid: int, start_ticks: int, timeout_s: float) -> bool:
     A process with the leader's number but another start time is somebody else's: it and its
     session are left alone. Returns whether anything had to be ended. Raises `TimeoutError`.
     """
-    leader = read(leader_pid)
-    if leader is not None and leader.start_ticks != start_ticks:
-        return False
-    entries = [e for e in members_of_session(leader_pid) if e.start_ticks >= start_ticks]
+    entries = _session_of(leader_pid, start_ticks)
     for entry in entries:
         _kill_and_wait(entry, timeout_s)
     return bool(entries)
+
+
+def kill_session(leader_pid: int, start_ticks: int) -> None:
+    """SIGKILL everything that `end_session` would end, without waiting."""
+    for entry in _session_of(leader_pid, start_ticks):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(entry.pid, signal.SIGKILL)
+
+
+def _session_of(leader_pid: int, start_ticks: int) -> list[ProcessEntry]:
+    leader = read(leader_pid)
+    if leader is not None and leader.start_ticks != start_ticks:
+        return []
+    entries = [e for e in members_of_session(leader_pid) if e.start_ticks >= start_ticks]
+    if leader is not None and leader.session != leader_pid and leader.state != "Z":
+        entries.append(leader)  # just forked: it leads no session yet
+    return entries
 
 
 def _kill_and_wait(entry: ProcessEntry, timeout_s: float) -> None:

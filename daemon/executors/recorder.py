@@ -4,14 +4,15 @@ Nothing here decides anything. It takes the messages of workers and a few facts 
 in the order in which they happened.
 """
 
-from dataclasses import dataclass
+from collections import Counter
 from pathlib import Path
 
 import structlog
 
-from rallypoint.daemon.core.records import WORKER_STATES
+from rallypoint.daemon.core.records import WORKER_STATES, JobRecord
 from rallypoint.daemon.executors.accounting import Change, RecoveryClock, StepLedger
-from rallypoint.daemon.executors.journal import Journal
+from rallypoint.daemon.executors.books import Books, BooksFile, CheckpointFact
+from rallypoint.daemon.executors.journal import Journal, Line
 from rallypoint.daemon.executors.metrics import Metrics
 from rallypoint.daemon.shared import messages
 from rallypoint.daemon.shared.config import Config
@@ -20,20 +21,12 @@ from rallypoint.daemon.shared.plan import Plan, WorkerKey
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class CheckpointFact:
-    """The newest checkpoint that is known to be committed and verified."""
-
-    generation: int
-    iteration: int
-    path: str
-    at_unix_s: float
-
-
 class Recorder:
     """The books of one supervisor; ``status`` shows its public facts."""
 
-    def __init__(self, journal: Journal, metrics: Metrics, config: Config) -> None:
+    def __init__(
+        self, journal: Journal, metrics: Metrics, config: Config, books: BooksFile
+    ) -> None:
         self.iteration = 0
         """Newest committed iteration of the present lineage."""
         self.env_steps = 0
@@ -48,12 +41,75 @@ class Recorder:
         self._journal = journal
         self._metrics = metrics
         self._config = config
+        self._books = books
+        self._heard: Counter[WorkerKey] = Counter()
         self._steps = StepLedger()
+
+    # --- from one supervisor to the next --------------------------------------------------------
+
+    def adopt(self, formed: Plan, newest: Plan, job: JobRecord, now: float) -> None:
+        """Go on from the books of a supervisor that was killed while generation ``formed`` trained."""
+        books = self._books.read() or Books()
+        self._heard.update(dict(books.heard))
+        self._metrics.restore(books.totals)
+        self._steps.resume(books.accounted, books.dead)
+        self.figures = books.figures
+        self._metrics.set_train_figures(books.figures)
+        self.checkpoint = books.checkpoint
+        self.recovery.resume(formed, newest, books.change, now)
+        since_bytes = books.journal_bytes or self._journal.size_bytes
+        for line in self._journal.resume(job.restore_generation, since_bytes):
+            self._count(line)
+        self.iteration = max(self.iteration, self._journal.iteration)
+        self.env_steps = max(self.env_steps, books.env_steps)
+        self._metrics.set("iteration", self.iteration)
+        self.formed_plan = formed
+        self._show_generation(formed)
+
+    def _count(self, line: Line) -> None:
+        """Count what was written to the journal and not yet into the books."""
+        if line.event == "generation":
+            self._metrics.add("membership_changes_total", cause=line.cause)
+        elif line.event == "iteration":
+            self._metrics.add("iterations_total")
+            self._metrics.add("env_steps_total", self._steps.used(r.record() for r in line.ranks))
+            self.env_steps, self.figures = line.env_steps_total, line.metrics
+
+    def heard(self, key: WorkerKey) -> int:
+        """How many messages of this worker have been taken."""
+        return self._heard[key]
+
+    def greeted(self, message: messages.Hello) -> None:
+        """What an adopted worker says of the generation that it is in."""
+        if message.formed is not None:
+            self.recovery.formed(message.formed)
+        if message.stepped is not None:
+            self._stepped(message.stepped)
+
+    def _save(self) -> None:
+        self._books.write(
+            Books(
+                heard=tuple(self._heard.items()),
+                totals=self._metrics.totals(),
+                accounted=self._steps.accounted(),
+                dead=self._steps.unsettled(),
+                journal_bytes=self._journal.size_bytes,
+                env_steps=self.env_steps,
+                figures=self.figures,
+                checkpoint=self.checkpoint,
+                change=self.recovery.moments(),
+            )
+        )
 
     # --- messages of workers ------------------------------------------------------------------
 
     def take(self, message: messages.WorkerMessage, now: float, now_unix_s: float) -> None:
         """Write down what a worker reports, at monotonic and calendar time."""
+        self._take(message, now, now_unix_s)
+        self._heard[message.key] += 1
+        self._save()
+
+    def _take(self, message: messages.WorkerMessage, now: float, now_unix_s: float) -> None:
         match message:
             case messages.Progress():
                 _log.info("worker_progress", worker=str(message.key), stage=message.stage)
@@ -65,9 +121,7 @@ class Recorder:
             case messages.Formed():
                 self.recovery.formed(message)
             case messages.Stepped():
-                change = self.recovery.stepped(message)
-                if change is not None:
-                    self._completed(change)
+                self._stepped(message)
             case messages.Committed():
                 self._committed(message)
             case messages.StepsLost():
@@ -101,6 +155,11 @@ class Recorder:
                 _log.info("worker_leaving", worker=str(message.key), reason=message.reason)
             case messages.Hello() | messages.AskCommit():
                 pass  # answered by the supervisor, which logs what it answers
+
+    def _stepped(self, message: messages.Stepped) -> None:
+        change = self.recovery.stepped(message)
+        if change is not None:
+            self._completed(change)
 
     def _broken(self, message: messages.Broken, now: float) -> None:
         self.loss_noticed(message.key, message.at_s, now)
@@ -186,6 +245,7 @@ class Recorder:
     def worker_restarted(self, reason: str) -> None:
         """A slot's worker is started again; ``reason`` says how the life before ended."""
         self._metrics.add("worker_restarts_total", reason=reason)
+        self._save()
 
     def loss_noticed(self, key: WorkerKey, at_s: float, now: float) -> None:
         """A member of the newest plan is gone, or says that one is; ``at_s`` is when that was seen."""
@@ -196,7 +256,9 @@ class Recorder:
     def worker_ended(self, key: WorkerKey, collected: int, *, by_agreement: bool) -> None:
         """A worker's process is gone; ``collected`` env steps were counted on its slot's page."""
         self.faults.pop(key, None)
+        self._heard.pop(key, None)
         self._steps.died(key, collected, by_agreement=by_agreement)
+        self._save()
 
     def plan_seen(self, plan: Plan, now: float) -> None:
         """A plan is the newest now; reading it again changes nothing."""
@@ -204,6 +266,7 @@ class Recorder:
         if newest is not None and newest.generation >= plan.generation:
             return
         self.recovery.published(plan, now)
+        self._save()
         envs = plan_envs(plan, self._config.env.block)
         _log.info(
             "generation_published",
@@ -224,6 +287,7 @@ class Recorder:
         if change is None:
             return
         plan, formed = change.plan, next(iter(change.formed.values()))
+        again = self._journal.knows(generation)
         try:
             kept = self._journal.generation(plan, formed)
         except OSError as error:
@@ -237,7 +301,8 @@ class Recorder:
         self.formed_plan = plan
         self._settle(plan)
         self._show_generation(plan)
-        self._metrics.add("membership_changes_total", cause=plan.cause)
+        if not again:
+            self._metrics.add("membership_changes_total", cause=plan.cause)
         seconds = change.seconds()
         self._observe(change, {k: v for k, v in seconds.items() if k not in _LATE_PHASES})
         _log.info(
@@ -252,11 +317,14 @@ class Recorder:
         )
         if change.complete:
             self._completed(change)
+        self._save()
 
     def close(self) -> None:
         """The run is over: what dead workers left is lost now."""
         self._settle(None)
+        self._save()
         self._journal.close()
+        self._books.close()
 
     def _settle(self, plan: Plan | None) -> None:
         members = [member.key for member in plan.members] if plan is not None else []
@@ -265,11 +333,12 @@ class Recorder:
 
     def _completed(self, change: Change) -> None:
         seconds = change.seconds()
-        self._observe(change, {phase: seconds[phase] for phase in _LATE_PHASES})
         try:
-            self._journal.recovery(change)
+            if not self._journal.recovery(change):
+                return  # an earlier supervisor has written all of this
         except OSError as error:
             _log.error("journal_write_failed", path=str(self._journal.path), error=str(error))
+        self._observe(change, {phase: seconds[phase] for phase in _LATE_PHASES})
         _log.info(
             "generation_trains",
             trains=change.plan.generation,

@@ -17,6 +17,7 @@ import structlog
 
 from rallypoint.daemon.core import leader, node
 from rallypoint.daemon.core.events import (
+    AdoptedWorker,
     DrainRequested,
     JobSeen,
     LeaderEvent,
@@ -26,8 +27,9 @@ from rallypoint.daemon.core.events import (
     StopRequested,
 )
 from rallypoint.daemon.core.records import JobRecord
-from rallypoint.daemon.executors import persist, policies, processes, status
+from rallypoint.daemon.executors import adoption, persist, policies, processes, status
 from rallypoint.daemon.executors.admin import AdminServer
+from rallypoint.daemon.executors.books import BooksFile
 from rallypoint.daemon.executors.checkpointplace import require_checkpoint_place
 from rallypoint.daemon.executors.embedded import EmbeddedStore
 from rallypoint.daemon.executors.files import write_atomically
@@ -89,7 +91,7 @@ class Supervisor:
             config.metrics.bind, config.metrics.port, self._metrics.registry, self._why_not_ready
         )
         self._journal = Journal(rundir.journal)
-        self.recorder = Recorder(self._journal, self._metrics, config)
+        self.recorder = Recorder(self._journal, self._metrics, config, BooksFile(rundir.books))
         self._queue: asyncio.Queue[tuple[Machine, NodeEvent | LeaderEvent]] = asyncio.Queue()
         self._finished: asyncio.Future[Outcome]
         self._tasks: set[asyncio.Task[None]] = set()
@@ -129,6 +131,7 @@ class Supervisor:
             spawn=self._spawn,
         )
         self._stops_asked = 0
+        self._forks = config.node.fork_server and worker_command is None
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -151,15 +154,19 @@ class Supervisor:
         return outcome
 
     async def _start(self) -> None:
-        for process in await asyncio.to_thread(processes.end_earlier, self.rundir):
+        found = await asyncio.to_thread(
+            adoption.take_over, self.rundir, self._state.state, self.config
+        )
+        for process in found.ended:
             _log.warning("earlier_worker_ended", worker=str(process.key), pid=process.pid)
         write_atomically(self.rundir.config, configload.to_json(self.config))
         self._metrics.compute("checkpoint_age_seconds", self._checkpoint_age_s)
         self._http.start()
+        if self._forks:
+            self._workers.processes.use_fork_server()
+        await self._join(found.adopted)
         await self._workers.control.start()
         await self._admin.start()
-        await self._membership.join(self._job)
-        self._emit(NodeStarted())
         self._spawn(self._membership.follow(), "watch")
         self._spawn(self._membership.keep_lease(), "lease")
         self._spawn(self._rotate_logs(), "log rotation")
@@ -171,6 +178,20 @@ class Supervisor:
             incarnation=self._state.state.supervisor_incarnation,
             metrics_url=self._http.url,
         )
+
+    async def _join(self, adopted: tuple[processes.WorkerProcess, ...]) -> None:
+        """Enter the store; with adopted workers, as the supervisor before would have left it."""
+        plans = self._state.state.plans if adopted else ()
+        formed = persist.formed_plan(self._state.state)
+        if plans and formed is not None:
+            self.recorder.adopt(formed, plans[-1], self._job, time.monotonic())
+            done = (self.recorder.iteration, self.recorder.env_steps)
+            self._job = persist.with_progress(self._job, *done)
+        for earlier in plans[:-1]:
+            self._emit(PlanSeen(earlier))
+        await self._membership.join(self._job, plans[-1] if plans else None)
+        self._workers.adopt(adopted)
+        self._emit(NodeStarted(tuple(AdoptedWorker(p.key, p.pid) for p in adopted)))
 
     async def _close(self, outcome: Outcome) -> None:
         """End what still runs, settle the books, and say good-bye."""
@@ -210,13 +231,12 @@ class Supervisor:
         elif isinstance(event, JobSeen):
             self._job = event.job
             self.recorder.marked(event.job.formed)
+            self._remember(event.job)  # before any worker knows the mark
         self._node, actions = node.decide(self._node, event, now)
         for action in actions:
             _log.debug("order", machine="node", order=repr(action)[:500])
             await self._performer.node(action)
         self.recorder.worker_states([slot.state for slot in self._node.slots])
-        if isinstance(event, JobSeen):
-            self._remember(event.job)
 
     async def _decide_leader(self, event: LeaderEvent, now: float) -> None:
         self._leader, actions = leader.decide(self._leader, event, now)
@@ -268,6 +288,7 @@ class Supervisor:
             job_uid=self._job.uid,
             formed=self._job.formed,
             plan=plan if plan is not None and plan.find(key) is not None else None,
+            heard=self.recorder.heard(key),
         )
 
     def _answer_commit(self, question: messages.AskCommit) -> messages.CommitAnswer:

@@ -34,6 +34,10 @@ class WorkerLog:
             self._begin_bytes = file.tell()
             yield file
 
+    def go_on(self) -> None:
+        """The worker writes already, for a supervisor that is gone: its tail is what it writes on."""
+        self._begin_bytes = self._path.stat().st_size if self._path.exists() else 0
+
     def rotate_if_large(self) -> None:
         """Copy and truncate: the worker appends, so it goes on at the new end. What it writes
         between the copy and the cut is lost; renaming would let it write into the old file."""

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import msgspec
 import structlog
 
 from rallypoint.daemon.core import events
 from rallypoint.daemon.core.events import NodeEvent
 from rallypoint.daemon.executors.control import ControlServer
 from rallypoint.daemon.executors.persist import StateFile
-from rallypoint.daemon.executors.processes import ProcessExecutor, ProcessExit
+from rallypoint.daemon.executors.processes import ProcessExecutor, ProcessExit, WorkerProcess
 from rallypoint.daemon.executors.recorder import Recorder
 from rallypoint.daemon.shared import messages
 from rallypoint.daemon.shared.plan import WorkerKey
@@ -46,7 +47,13 @@ class Workers:
         emit: Callable[[NodeEvent], None],
     ) -> None:
         self.processes = ProcessExecutor(
-            rundir, command, environment, log_bytes=log_bytes, on_exit=self._ended
+            rundir,
+            command,
+            environment,
+            log_bytes=log_bytes,
+            on_exit=self._ended,
+            on_forked=self._started,
+            on_failed=self._not_started,
         )
         self.control = ControlServer(rundir.control_socket, self)
         self._rundir = rundir
@@ -67,27 +74,43 @@ class Workers:
     def start(self, key: WorkerKey) -> None:
         """Start the worker of a slot; says `WorkerSpawned` or `SpawnFailed`."""
         incarnations = {**self._state.state.slot_incarnations, key.slot: key.incarnation}
-        reason = self._ended_how.pop(key.slot, None)
         try:
             # Not durable: a power cut ends the workers as well.
             self._state.update(durable=False, slot_incarnations=incarnations)
             self._pages[key] = SlotPage(self._rundir.page(key.slot), create=True)
             process = self.processes.start(key)
         except OSError as error:
-            self._ended_how[key.slot] = "spawn_failed"
-            _log.error("worker_not_started", worker=str(key), error=str(error))
-            self._emit(events.SpawnFailed(key, str(error)))
+            self._not_started(key, error)
             return
+        if process is not None:
+            self._started(process)
+
+    def _started(self, process: WorkerProcess) -> None:
+        key = process.key
+        reason = self._ended_how.pop(key.slot, None)
         if reason is not None:
             self._recorder.worker_restarted(reason)
         _log.info("worker_started", worker=str(key), pid=process.pid)
         self._emit(events.WorkerSpawned(key, process.pid))
+
+    def _not_started(self, key: WorkerKey, error: OSError) -> None:
+        self._ended_how[key.slot] = "spawn_failed"
+        _log.error("worker_not_started", worker=str(key), error=str(error))
+        self._emit(events.SpawnFailed(key, str(error)))
 
     def kill(self, key: WorkerKey, reason: str) -> None:
         """SIGKILL to the worker's process group; its end is reported as any other."""
         self._killed[key] = reason
         _log.warning("worker_killed", worker=str(key), reason=reason)
         self.processes.kill(key)
+
+    def adopt(self, processes: Sequence[WorkerProcess]) -> None:
+        """Take over workers of an earlier supervisor, dead ones included."""
+        for process in processes:
+            key = process.key
+            self._pages[key] = SlotPage(self._rundir.page(key.slot))
+            _log.info("worker_adopted", worker=str(key), pid=process.pid)
+        self.processes.adopt(processes)
 
     def is_gone(self, key: WorkerKey) -> bool:
         """Whether the process table of this node knows that the worker has ended."""
@@ -107,11 +130,31 @@ class Workers:
             refusal = (
                 f"worker {key} has configuration {message.config_hash}, not {self._config_hash}"
             )
+        else:
+            refusal = self._plan_mismatch(message)
+            if refusal:
+                self.kill(key, refusal)
         if refusal:
             _log.warning("worker_refused", worker=str(key), pid=message.pid, reason=refusal)
             return messages.Leave(reason=refusal)
-        self._emit(events.WorkerConnected(key))
+        self._recorder.greeted(message)
+        for event in (events.WorkerConnected(key), *_facts(message)):
+            self._emit(event)
         return self._welcome(key)
+
+    def _plan_mismatch(self, message: messages.Hello) -> str:
+        """Why this worker cannot be in the generation that it says it formed; "" when it can."""
+        formed, plans = message.formed, self._state.state.plans
+        if formed is None:
+            return ""
+        text = f"worker {message.key} formed generation {formed.generation}"
+        newest = plans[-1].generation if plans else 0
+        if formed.generation > newest:
+            return f"{text}, but {newest} is the newest that was published"
+        plan = next((p for p in plans if p.generation == formed.generation), None)
+        if plan is not None and plan.find(message.key) is None:
+            return f"{text}, whose plan does not list it"
+        return ""
 
     def take(self, message: messages.WorkerMessage) -> None:
         """A message of an accepted worker."""
@@ -125,7 +168,6 @@ class Workers:
                 reason=answer.reason,
             )
             self.control.send(message.key, answer)
-            return
         self._recorder.take(message, time.monotonic(), time.time())
         if isinstance(message, messages.Leaving):
             self._left.add(message.key)
@@ -142,7 +184,7 @@ class Workers:
     def _say_ended(self, ended: ProcessExit, noticed_s: float) -> None:
         key = ended.process.key
         fault = self._recorder.faults.get(key)
-        by_agreement = key in self._left and ended.code == 0
+        by_agreement = key in self._left and ended.code in (0, None) and ended.signal is None
         killed = self._killed.pop(key, None)
         self._left.discard(key)
         reason = ended.how
@@ -170,11 +212,29 @@ class Workers:
         self._emit(events.WorkerExited(key, ended.code, ended.signal, reason))
 
 
+def _facts(message: messages.Hello) -> list[NodeEvent]:
+    """What a worker that has been heard by an earlier supervisor says of itself."""
+    if message.ready is None:
+        return []
+    formed = 0 if message.formed is None else message.formed.generation
+    ready = msgspec.structs.replace(
+        message.ready, last_formed=max(message.ready.last_formed, formed)
+    )
+    said = [ready, message.formed, message.checkpoint, message.committed]
+    found = [_event_of(m) for m in said if m is not None]
+    if message.broken_generation:
+        text = "reported to an earlier supervisor"
+        found.append(events.WorkerBroke(message.key, message.broken_generation, text))
+    return [event for event in found if event is not None]
+
+
 def _restart_reason(ended: ProcessExit, killed: str | None, fault: messages.Fault | None) -> str:
     if killed is not None:
         return "killed"
     if fault is not None:
         return "fault"
+    if ended.code is None and ended.signal is None:
+        return "unknown"
     return "signal" if ended.signal is not None else "error"
 
 

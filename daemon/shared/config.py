@@ -42,6 +42,8 @@ class NodeSection:
     """Slots on this node: one worker process each."""
     devices: tuple[int, ...] | None = None
     """CUDA device of each slot, all different; collectives then go through NCCL. None: the CPU."""
+    fork_server: bool = True
+    """Fork workers from a process that has imported what they need, so that one is replaced fast."""
     stop_grace_s: float = 30.0
     """How long a stop waits for workers to agree and checkpoint before it ends them."""
 

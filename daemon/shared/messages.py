@@ -27,7 +27,10 @@ class _Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
 
 
 class Hello(_Message, frozen=True, kw_only=True):
-    """First message of a worker on a new connection (also after it reconnects to a new supervisor)."""
+    """First message of a worker on a new connection (also after it reconnects to a new supervisor).
+
+    The fields from ``ready`` on say what an earlier supervisor knew of this worker.
+    """
 
     protocol: int = PROTOCOL_VERSION
     key: WorkerKey
@@ -36,6 +39,18 @@ class Hello(_Message, frozen=True, kw_only=True):
     """Start time of the process from /proc/self/stat field 22, so that a reused pid is noticed."""
     versions: dict[str, str]
     config_hash: str
+    ready: "Ready | None" = None
+    """What it said when it was ready; None: it is not ready yet."""
+    formed: "Formed | None" = None
+    """Its newest formed generation."""
+    stepped: "Stepped | None" = None
+    """Its newest first optimiser step."""
+    broken_generation: int = 0
+    """Newest generation that it reported broken."""
+    committed: "Committed | None" = None
+    """Its newest committed iteration."""
+    checkpoint: "CheckpointDone | None" = None
+    """The newest checkpoint that it committed itself."""
 
 
 class Progress(_Message, frozen=True, kw_only=True):
@@ -229,6 +244,9 @@ class Welcome(_Message, frozen=True, kw_only=True):
     """Identity of the job, for the manifests of its checkpoints."""
     formed: int
     plan: Plan | None
+    heard: int | None = None
+    """How many messages of this worker, Hello not counted, have been taken in its life, by whatever
+    supervisor: it sends again what it sent after them. None: not known."""
 
 
 class PlanPublished(_Message, frozen=True, kw_only=True):

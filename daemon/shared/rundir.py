@@ -31,6 +31,11 @@ class RunDir:
         return self.path / "workers.json"
 
     @property
+    def books(self) -> Path:
+        """What the supervisor has counted; survives its SIGKILL."""
+        return self.path / "books.page"
+
+    @property
     def journal(self) -> Path:
         return self.path / "journal.jsonl"
 
@@ -55,6 +60,11 @@ class RunDir:
     def worker_log(self, slot: int) -> Path:
         """Standard output and error of the worker in a slot."""
         return self.path / "logs" / f"worker-{slot}.log"
+
+    @property
+    def fork_server_log(self) -> Path:
+        """Output of the fork server: empty, unless something is wrong with it."""
+        return self.path / "logs" / "forkserver.log"
 
     def checkpoints(self, config: Config) -> Path:
         """Where checkpoints go: ``[checkpoint] url``, else below this directory."""

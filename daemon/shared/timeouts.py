@@ -33,6 +33,8 @@ class Timeouts:
     """Most that a kill inside a rebuild may cost, on the one-second init timeout: 5 x group_init."""
     orphan_grace_s: float
     """A worker without supervisor leaves after this."""
+    adopt_s: float
+    """How long an adopted worker may take to say Hello to its new supervisor: detect."""
     answer_s: float
     """How long a worker waits for the answer to a commit question: detect."""
 
@@ -54,6 +56,7 @@ def derive(config: Config, world_size: int = 2) -> Timeouts:
         store_s=detect_s,
         rebuild_bound_s=5 * group_init_s,
         orphan_grace_s=config.membership.orphan_grace_s,
+        adopt_s=detect_s,
         answer_s=detect_s,
     )
     _check_nesting(timeouts)

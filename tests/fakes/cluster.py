@@ -79,6 +79,7 @@ class Cluster(WorkerModel):
             slots=self.slots[name],
             first_incarnation=100 * self.incarnation,
             stop_grace_s=30.0,
+            adopt_s=5.0,
             versions={},
         )
         fresh = FakeNode(node.initial(policy))

@@ -6,7 +6,8 @@ State hashes are a function of the iteration.
 
 ``FAKE_WORKER`` holds JSON: ``faults``, a list of ``[action, slot, incarnation, iteration]``. A fault
 happens in the first iteration from this one on (0: before it is ready) that this life of the worker
-sees. The actions are ``die`` (SIGKILL in the middle of a rollout), ``raise`` (a program error), ``exit``
+sees. ``grace_s`` (0) is how long it trains on without a supervisor, ``hello`` has fields that differ
+when it says Hello again, ``old`` leaves out what an older version does not say there. The actions are ``die`` (SIGKILL in the middle of a rollout), ``raise`` (a program error), ``exit``
 (code 3), ``hang`` (SIGSTOP) and ``garbage`` (bytes that are no message).
 """
 
@@ -14,9 +15,9 @@ import argparse
 import hashlib
 import json
 import os
-import select
 import signal
 import socket
+import struct
 import sys
 import time
 from pathlib import Path
@@ -28,9 +29,39 @@ from rallypoint.daemon.shared.configload import config_hash, from_json
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 from rallypoint.daemon.shared.rundir import RunDir
 from rallypoint.daemon.shared.slotpage import PHASES, SlotPage
+from rallypoint.trainer.elastic.link import Link
 
 ITERATION_S = 0.02
 RESTORE_S = 2.0
+HELLO_OF_OLD = ("type", "protocol", "key", "pid", "start_ticks", "versions", "config_hash")
+
+
+class FakeLink(Link):
+    """The link of real workers; its Hello may be that of another version."""
+
+    options: dict[str, Any]
+
+    def _connect(self) -> socket.socket:
+        connection = unixsocket.connect(self._path)
+        said = json.loads(messages.encode(self._hello)[4:])
+        if self._sent_count:
+            said.update(self.options.get("hello", {}))
+        if self.options.get("old"):
+            said = {name: said[name] for name in HELLO_OF_OLD}
+        body = json.dumps(said).encode()
+        connection.sendall(struct.pack(">I", len(body)) + body)
+        return connection
+
+
+def hello(key: WorkerKey, config: Config) -> messages.Hello:
+    stat = Path("/proc/self/stat").read_text()
+    return messages.Hello(
+        key=key,
+        pid=os.getpid(),
+        start_ticks=int(stat.rpartition(")")[2].split()[19]),
+        versions={},
+        config_hash=config_hash(config),
+    )
 
 
 class SharedNumber:
@@ -74,20 +105,20 @@ class FakeWorker:
         self.stepped = False
         self.ask = 0
         self.listener = socket.create_server(("127.0.0.1", 0))
-        self.reader = messages.FrameReader()
-        self.control = unixsocket.connect(rundir.control_socket, 10.0)
+        self.link = FakeLink(
+            rundir.control_socket,
+            hello(self.key, self.config),
+            orphan_grace_s=self.options.get("grace_s", 0.0),
+            on_forced_plan=lambda _: None,
+            on_abandoned=lambda: None,
+        )
+        self.link.options = self.options
 
     def run(self) -> None:
-        stat = Path("/proc/self/stat").read_text()
-        self.send(
-            messages.Hello(
-                key=self.key,
-                pid=os.getpid(),
-                start_ticks=int(stat.rpartition(")")[2].split()[19]),
-                versions={},
-                config_hash=config_hash(self.config),
-            )
-        )
+        link = self.link
+        with link.changed:
+            link.start()
+            assert link.changed.wait_for(lambda: link._socket is not None, 10.0)
         self.fault("early", 0)
         saved = self.saved.read()
         self.send(
@@ -102,36 +133,31 @@ class FakeWorker:
             )
         )
         while True:
-            readable, _, _ = select.select([self.control], [], [], ITERATION_S)
-            if readable:
-                data = self.control.recv(65536)
-                if not data:
-                    sys.exit(72)  # no supervisor any more; no grace here
-                for body in self.reader.feed(data):
-                    self.take(messages.decode_from_supervisor(body))
-            elif self.may_train:
+            with link.changed:
+                news = link.changed.wait(ITERATION_S)
+            self.obey()
+            if link.orphaned:
+                sys.exit(72)
+            if self.may_train and not news:
                 self.step()
 
-    def take(self, message: messages.SupervisorMessage) -> None:
-        match message:
-            case messages.Welcome(formed=formed, plan=plan):
-                self.marked = formed
-                if plan is not None:
-                    self.form(plan)
-            case messages.PlanPublished(plan=plan):
-                self.form(plan)
-            case messages.FormedMark(generation=generation):
-                self.marked = max(self.marked, generation)
-                self.begin()
-            case messages.CommitAnswer(allowed=allowed):
-                if not allowed:
-                    sys.exit(4)
-                self.checkpoint()
-                self.may_train = True
-            case messages.StopAfterIteration(reason=reason):
-                self.leave(reason)
-            case messages.Leave():
-                self.leave("drained")
+    def obey(self) -> None:
+        orders = self.link.orders
+        if orders.leave_reason is not None:
+            self.leave("drained")
+        if orders.plan is not None:
+            self.form(orders.plan)
+        if orders.formed > self.marked:
+            self.marked = orders.formed
+            self.begin()
+        answer = orders.answers.pop(self.ask, None)
+        if answer is not None:
+            if not answer.allowed:
+                sys.exit(4)
+            self.checkpoint()
+            self.may_train = True
+        if orders.stop_reason is not None:
+            self.leave(orders.stop_reason)
 
     def form(self, plan: Plan) -> None:
         member = plan.find(self.key)
@@ -259,6 +285,7 @@ class FakeWorker:
                 reason=reason,
             )
         )
+        self.link.flush(2.0)
         sys.exit(0)
 
     def steps(self, blocks: int) -> int:
@@ -280,7 +307,8 @@ class FakeWorker:
                     print("about to exit with code 3")
                     sys.exit(3)
                 case "garbage":
-                    self.control.sendall(b"\xff" * 64)
+                    assert self.link._socket is not None
+                    self.link._socket.sendall(b"\xff" * 64)
                 case "raise":
                     self.send(
                         messages.Fault(
@@ -291,10 +319,11 @@ class FakeWorker:
                             traceback="Traceback: a fake error",
                         )
                     )
+                    self.link.flush(2.0)
                     sys.exit(70)
 
     def send(self, message: messages.WorkerMessage) -> None:
-        self.control.sendall(messages.encode(message))
+        self.link.send(message)
 
 
 def state_hash(iteration: int) -> str:

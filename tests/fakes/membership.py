@@ -38,6 +38,7 @@ def node_policy(slots: int = 2) -> NodePolicy:
         slots=slots,
         first_incarnation=0,
         stop_grace_s=30.0,
+        adopt_s=5.0,
         versions={},
     )
 

@@ -1,7 +1,9 @@
 """The worker's end of the control socket: a thread that keeps the connection and the newest orders.
 
 A lost supervisor does not stop training: the link reconnects, keeps what it has to say, and only
-after ``orphan_grace_s`` without one says that this worker is an orphan.
+after ``orphan_grace_s`` without one says that this worker is an orphan. What had been sent when a
+supervisor died may never have been read: the next one says how many messages have been taken, and
+the rest is sent again.
 """
 
 import collections
@@ -12,12 +14,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from rallypoint.daemon.shared import messages, unixsocket
 from rallypoint.daemon.shared.errors import ProtocolError
 from rallypoint.daemon.shared.plan import Plan
 
 _RETRY_S = 0.1
 _MAX_UNSENT = 4096
+_MAX_SENT = 512
+"""Kept to be sent again: more than a socket's buffers hold."""
+_HELLO_FACTS = {
+    messages.Ready: "ready",
+    messages.Formed: "formed",
+    messages.Stepped: "stepped",
+    messages.Committed: "committed",
+    messages.CheckpointDone: "checkpoint",
+}
 
 
 @dataclass
@@ -54,7 +67,10 @@ class Link:
         self._on_forced_plan = on_forced_plan
         self._on_abandoned = on_abandoned
         self._socket: socket.socket | None = None
-        self._unsent: collections.deque[bytes] = collections.deque(maxlen=_MAX_UNSENT)
+        self._unsent: collections.deque[bytes] = collections.deque()
+        self._sent: collections.deque[bytes] = collections.deque(maxlen=_MAX_SENT)
+        self._sent_count = 0
+        self._refused = False
         self._sending = threading.Lock()
         self._lost_at_s = time.monotonic()
         self._next_ask = 0
@@ -69,17 +85,25 @@ class Link:
         """No supervisor for longer than the grace."""
         return self._socket is None and time.monotonic() - self._lost_at_s > self._orphan_grace_s
 
+    @property
+    def _hopeful(self) -> bool:
+        """Somebody listens, or may yet."""
+        return not (self.orphaned or (self._socket is None and self._refused))
+
     def send(self, message: messages.WorkerMessage) -> None:
         """Send, or keep until there is a supervisor again. Never blocks on training's behalf."""
         with self._sending:
+            self._note(message)
             self._unsent.append(messages.encode(message))
+            if len(self._unsent) > _MAX_UNSENT:
+                self._unsent.popleft()
             self._flush()
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything said so far has been sent. False when the time is over, or when there
         is nobody to hear it."""
         deadline_s = time.monotonic() + timeout_s
-        while self._unsent and not self.orphaned and time.monotonic() < deadline_s:
+        while self._unsent and self._hopeful and time.monotonic() < deadline_s:
             with self._sending:
                 self._flush()
             if self._unsent:
@@ -118,28 +142,51 @@ class Link:
     def _connect(self) -> socket.socket:
         connection = unixsocket.connect(self._path)
         try:
-            connection.sendall(messages.encode(self._hello))
+            with self._sending:
+                hello = self._hello
+            connection.sendall(messages.encode(hello))
         except OSError:
             connection.close()
             raise
         return connection
 
     def _serve(self, connection: socket.socket) -> None:
-        with self._sending:
-            self._socket = connection
-            self._flush()
         reader = messages.FrameReader()
         try:
             while data := connection.recv(65536):
                 for body in reader.feed(data):
-                    self._take(messages.decode_from_supervisor(body))
+                    message = messages.decode_from_supervisor(body)
+                    self._take(message)
+                    if isinstance(message, messages.Welcome):
+                        self._begin(connection, message.heard)
         finally:
             with self._sending:
-                self._socket = None
-                self._lost_at_s = time.monotonic()
+                if self._socket is not None:  # else nobody has welcomed us: still the same loss
+                    self._socket = None
+                    self._lost_at_s = time.monotonic()
             connection.close()
             with self.changed:
                 self.changed.notify_all()
+
+    def _begin(self, connection: socket.socket, heard: int | None) -> None:
+        """Welcomed: send again what nobody has taken, then what was kept."""
+        with self._sending:
+            if heard is not None:
+                lost = min(max(0, self._sent_count - heard), len(self._sent))
+                self._unsent.extendleft(self._sent.pop() for _ in range(lost))
+                self._sent_count = heard
+            self._socket = connection
+            self._refused = False
+            self._flush()
+
+    def _note(self, message: messages.WorkerMessage) -> None:
+        """Keep for Hello what another supervisor would have to know; the caller holds the lock."""
+        name = _HELLO_FACTS.get(type(message))
+        if name is not None:
+            self._hello = msgspec.structs.replace(self._hello, **{name: message})
+        elif isinstance(message, messages.Broken):
+            newest = max(message.generation, self._hello.broken_generation)
+            self._hello = msgspec.structs.replace(self._hello, broken_generation=newest)
 
     def _flush(self) -> None:
         """Send what is queued; the caller holds the lock."""
@@ -148,7 +195,8 @@ class Link:
                 self._socket.sendall(self._unsent[0])
             except OSError:
                 return  # the reading side notices, reconnects, and sends what is left
-            self._unsent.popleft()
+            self._sent.append(self._unsent.popleft())
+            self._sent_count += 1
 
     def _take(self, message: messages.SupervisorMessage) -> None:
         released: Plan | None = None
@@ -169,6 +217,7 @@ class Link:
                     orders.stop_reason = reason
                 case messages.Leave(reason=reason):
                     orders.leave_reason = reason
+                    self._refused = True
             self.changed.notify_all()
         if released is not None:
             self._on_forced_plan(released)

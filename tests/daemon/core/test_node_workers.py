@@ -266,7 +266,7 @@ def test_an_unlisted_event_raises_with_what_came_before(event: ev.NodeEvent, wor
     with pytest.raises(InvalidTransition, match=words) as caught:
         node.feed(event)
     assert [e for _, e in caught.value.recent] == [ev.NodeStarted(), event]
-    assert "NodeStarted()" in str(caught.value)
+    assert "NodeStarted(adopted=())" in str(caught.value)
 
 
 def test_a_formed_report_without_a_plan_that_lists_it_raises() -> None:

@@ -73,3 +73,42 @@ def test_a_line_that_a_killed_supervisor_did_not_end_spoils_no_other(tmp_path: P
     text = path.read_text().splitlines()
     assert text[1] == '{"event":"itera'
     assert json.loads(text[2])["iteration"] == 1
+
+
+def test_the_next_supervisor_goes_on_where_a_killed_one_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    first = Journal(path)
+    first.generation(plan(1, A, B, restore=True), formed(A, 1))
+    first.commit(committed(A, 1, BOTH))
+    counted_bytes = first.size_bytes
+    first.commit(committed(A, 2, BOTH))
+    second = Journal(path)
+    later = second.resume(1, counted_bytes)
+    assert [(x.event, x.iteration) for x in later] == [("iteration", 2)]
+    assert [share.record().key for share in later[0].ranks] == [A, B]
+    assert (second.iteration, second.knows(1), second.knows(2)) == (2, True, False)
+    assert second.generation(plan(1, A, B, restore=True), formed(A, 1)), "not written again"
+    assert second.commit(committed(B, 2, BOTH)) == "duplicate"
+    assert second.commit(committed(B, 1, BOTH, state_hash="other")) == "conflict"
+    assert second.commit(committed(B, 3, BOTH)) == "new"
+    assert [line.get("iteration") for line in lines(second)] == [0, 1, 2, 3]
+    assert lines(second)[-1]["source"] == lines(second)[1]["source"]
+    first.close()
+    second.close()
+
+
+def test_a_lineage_that_was_superseded_stays_so(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    first = Journal(path)
+    first.generation(plan(1, A, restore=True), formed(A, 1))
+    for iteration in (1, 2, 3):
+        first.commit(committed(A, iteration, {A: 60}))
+    first.generation(plan(2, B, restore=True), formed(B, 2, 1))
+    first.close()
+    second = Journal(path)
+    assert second.resume(2, second.size_bytes) == []
+    assert second.iteration == 1
+    again = committed(B, 2, {B: 60}, generation=2, state_hash="another lineage")
+    assert second.commit(again) == "new"
+    assert second.commit(committed(A, 3, {A: 60}, generation=1)) == "stale"
+    second.close()

@@ -73,6 +73,7 @@ def test_the_end_says_how(tmp_path: Path, code: str, how: str) -> None:
         ends = Ends()
         workers = executor(tmp_path, code, ends)
         started = workers.start(KEY)
+        assert started is not None
         assert os.getsid(started.pid) == started.pid
         assert read_earlier(RunDir(tmp_path)) == [started]
         ended = await ends.next()
@@ -100,7 +101,9 @@ def test_a_worker_leaves_no_process_of_its_group_behind(tmp_path: Path) -> None:
 def test_killing_all_waits_until_they_are_gone(tmp_path: Path) -> None:
     async def run() -> list[WorkerProcess]:
         workers = executor(tmp_path, "import time; time.sleep(1000)", Ends())
-        started = [workers.start(WorkerKey("local", slot, 1)) for slot in range(2)]
+        for slot in range(2):
+            workers.start(WorkerKey("local", slot, 1))
+        started = read_earlier(RunDir(tmp_path))
         await asyncio.wait_for(workers.end_all(), 20)
         return started
 
@@ -115,6 +118,7 @@ def test_earlier_workers_are_ended_but_never_a_process_that_took_their_number(
         ends = Ends()
         workers = executor(tmp_path, "import time; time.sleep(1000)", ends)
         started = workers.start(KEY)
+        assert started is not None
         path = RunDir(tmp_path).workers
         as_written = path.read_bytes()
         other = as_written.replace(b'"start_ticks":', b'"start_ticks":1')

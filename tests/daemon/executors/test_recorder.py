@@ -5,6 +5,7 @@ from pathlib import Path
 import prometheus_client
 import pytest
 
+from rallypoint.daemon.executors.books import BooksFile
 from rallypoint.daemon.executors.journal import Journal
 from rallypoint.daemon.executors.metrics import Metrics
 from rallypoint.daemon.executors.recorder import Recorder
@@ -22,7 +23,8 @@ def fresh_metrics() -> Metrics:
 @pytest.fixture(name="recorder")
 def fresh_recorder(tmp_path: Path, metrics: Metrics) -> Recorder:
     config = Config(env=EnvSection(num_envs=8), node=NodeSection(workers=3))
-    return Recorder(Journal(tmp_path / "journal.jsonl"), metrics, config)
+    books = BooksFile(tmp_path / "books.page")
+    return Recorder(Journal(tmp_path / "journal.jsonl"), metrics, config, books)
 
 
 def value(metrics: Metrics, name: str) -> float:

@@ -192,23 +192,6 @@ def test_stop_and_drain_wait_for_the_end(tmp_path: Path) -> None:
             assert main([command, "--dir", str(directory)]) == 3
 
 
-def test_after_its_own_kill_the_supervisor_ends_earlier_workers_first(tmp_path: Path) -> None:
-    with supervised(tmp_path / "run", worker={"faults": [["hang", 1, 1, 3]]}) as run:
-        before = run.wait_for(hangs)
-        run.end(signal.SIGKILL)
-        hung = next(p for p in run.workers() if p.key.slot == 1)
-        assert proctable.lives(hung.pid, hung.start_ticks)
-        with supervised(tmp_path / "run") as again:
-            after = again.wait_for_training(2)
-            assert not proctable.lives(hung.pid, hung.start_ticks)
-            assert after["generation"] > before["generation"]
-            lives = [w["incarnation"] for w in after["workers"]]
-            assert min(lives) > max(w["incarnation"] for w in before["workers"])
-            ended = again.logged("earlier_worker_ended")
-            assert hung.pid in [e["pid"] for e in ended]
-            assert again.end() == 0
-
-
 def test_metrics_have_all_label_values_before_anything_happens(tmp_path: Path) -> None:
     with supervised(tmp_path / "run") as run:
         run.wait_for(lambda s: True)

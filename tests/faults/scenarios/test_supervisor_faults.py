@@ -1,6 +1,7 @@
 """The end of a supervisor: asked for by a signal, or by SIGKILL, with real workers."""
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,11 +10,15 @@ from typing import Any
 
 import pytest
 
-from rallypoint.daemon.executors import proctable
+from rallypoint.daemon.shared.configload import from_json
+from tests.fakes.supervised import trains
 from tests.faults.injectors.job import WAIT_S, FaultJob, has_checkpoint
+from tests.faults.model.lineage import Shape, follow
+from tests.faults.model.lines import read_journal
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
+PATIENT = ("--set", "membership.orphan_grace_s=60.0")
 CLI = ("-m", "rallypoint.daemon.cli", "run")
 
 
@@ -69,26 +74,52 @@ def test_workers_leave_when_their_supervisor_is_killed_and_a_new_one_resumes(
             assert again.end() == 0
 
 
-def test_workers_that_still_live_are_ended_before_new_ones_start(tmp_path: Path) -> None:
-    patient = ("--set", "membership.orphan_grace_s=60.0")
-    with running(tmp_path / "run", *patient) as job:
+def test_living_workers_are_adopted_and_no_iteration_is_lost(tmp_path: Path) -> None:
+    with running(tmp_path / "run", *PATIENT) as job:
         before = job.settle(2)
-        job.wait_for(has_checkpoint, "a checkpoint")
+        counted = job.metrics()
         job.end(signal.SIGKILL)
         old = job.workers()
-        assert [p.pid for p in old if proctable.lives(p.pid, p.start_ticks)] == [p.pid for p in old]
-        with running(tmp_path / "run", *patient) as again:
-            after = again.settle(2)
-            assert not [p.pid for p in old if proctable.lives(p.pid, p.start_ticks)]
-            assert job.processes_left() == []
-            ended = {
-                line["pid"]: line["timestamp"] for line in again.logged("earlier_worker_ended")
-            }
-            assert set(ended) == {p.pid for p in old}
-            started = [line["timestamp"] for line in again.logged("worker_started")][2:]
-            assert max(ended.values()) <= min(started)
-            assert_resumed(again, before, after, max(manifests(again)))
+        with running(tmp_path / "run", *PATIENT) as again:
+            after = again.wait_for(
+                lambda s: (s["iteration"] or 0) >= before["iteration"] + 10 and trains(s, 2)
+            )
+            assert [w["pid"] for w in after["workers"]] == [p.pid for p in old]
+            assert after["generation"] == before["generation"]
+            values = again.metrics()
+            for name in ("iterations_total", "env_steps_total"):
+                assert values[name] > counted[name]
+            assert values["state_hash_mismatches_total"] == 0
+            again.wait_for(lambda s: (s["checkpoint"]["iteration"] or 0) > before["iteration"])
             assert again.end() == 0
+            assert_one_lineage(again)
+            assert len(journal(again, "generation")) == 1
+
+
+def test_a_loss_while_there_is_no_supervisor_is_a_forced_change_of_the_next(
+    tmp_path: Path,
+) -> None:
+    with running(tmp_path / "run", *PATIENT) as job:
+        before = job.settle(2)
+        job.end(signal.SIGKILL)
+        survivor, victim = job.workers()
+        os.kill(victim.pid, signal.SIGKILL)
+        with running(tmp_path / "run", *PATIENT) as again:
+            after = again.settle(2, newer_than={victim.key.slot: victim.key.incarnation})
+            assert after["workers"][survivor.key.slot]["pid"] == survivor.pid
+            assert after["iteration"] > before["iteration"]
+            causes = [line["cause"] for line in journal(again, "generation")]
+            assert causes == ["start", "worker_lost", "join"]
+            assert again.end() == 0
+            assert_one_lineage(again)
+
+
+def assert_one_lineage(job: FaultJob) -> None:
+    """Every iteration once and in order, with the state that its generation took over."""
+    config = from_json(job.rundir.config.read_bytes())
+    shape = Shape(config.env.block, config.ppo.rollout_steps, config.ppo.epochs)
+    _, wrong = follow(read_journal(job.rundir.journal), shape)
+    assert not wrong
 
 
 @pytest.mark.parametrize("point", ["supervisor_publish", "supervisor_mark_formed"])

@@ -81,7 +81,8 @@ def kill_and_rebuild(
 
 
 def test_survivors_go_on_in_place_and_a_newcomer_joins_at_a_safe_point(tmp_path: Path) -> None:
-    with ScriptedSupervisor(tmp_path, make_config()) as supervisor:
+    config = replace(make_config(), checkpoint=CheckpointSection(every_iterations=1))
+    with ScriptedSupervisor(tmp_path, config) as supervisor:
         a, b, c = begin(supervisor, 3)
         before = kill_and_rebuild(supervisor, b, [a, c])
         late = supervisor.start(1, incarnation=2)
@@ -101,6 +102,8 @@ def test_survivors_go_on_in_place_and_a_newcomer_joins_at_a_safe_point(tmp_path:
         # The lost worker's blocks lapse; the newcomer takes the lowest free ones.
         assert first.ranks[2].blocks == (2, 3)
         assert not supervisor.of(messages.StepsLost)
+        # Also of the one that is due at the very safe point at which the generation is left.
+        assert {d.generation for d in supervisor.of(messages.CheckpointDone)} == {1, 2, 3}
 
 
 def test_rank_0_lost_and_the_source_is_not_rank_0(tmp_path: Path) -> None:
