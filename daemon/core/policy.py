@@ -21,6 +21,10 @@ class NodePolicy:
     """Worker incarnations start above this number, so that none of an earlier supervisor recurs."""
     stop_grace_s: float
     """How long workers may take to agree, checkpoint and leave, before they are killed."""
+    quarantine_after: int
+    """A slot is quarantined when this many lives in a row crashed before they trained."""
+    quarantine_cooldown_s: float
+    """A quarantined slot gets one more life after this long."""
     versions: Mapping[str, str]
     """Versions written into the member record (rallypoint, torch, …)."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from rallypoint.daemon.core.records import WORKER_STATES
-from rallypoint.daemon.executors.accounting import Change, RecoveryClock, StepLedger
+from rallypoint.daemon.executors.accounting import Change, RecoveryClock, StepLedger, Stragglers
 from rallypoint.daemon.executors.journal import Journal
 from rallypoint.daemon.executors.metrics import Metrics
 from rallypoint.daemon.shared import messages
@@ -49,6 +49,7 @@ class Recorder:
         self._metrics = metrics
         self._config = config
         self._steps = StepLedger()
+        self._stragglers = Stragglers()
 
     # --- messages of workers ------------------------------------------------------------------
 
@@ -122,6 +123,9 @@ class Recorder:
         )
 
     def _committed(self, message: messages.Committed) -> None:
+        ratio = self._stragglers.take(message)
+        if ratio is not None:
+            self._metrics.set("straggler_ratio", ratio)
         for activity, seconds in message.activity.items():
             self._metrics.add("wall_seconds_total", max(0.0, seconds), activity=activity)
         try:
@@ -182,6 +186,7 @@ class Recorder:
         """States of all slots of this node."""
         for state in WORKER_STATES:
             self._metrics.set("members", states.count(state), state=state)
+        self._metrics.set("slot_quarantined", states.count("quarantined"))
 
     def worker_restarted(self, reason: str) -> None:
         """A slot's worker is started again; ``reason`` says how the life before ended."""

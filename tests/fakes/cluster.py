@@ -79,6 +79,8 @@ class Cluster(WorkerModel):
             slots=self.slots[name],
             first_incarnation=100 * self.incarnation,
             stop_grace_s=30.0,
+            quarantine_after=6,
+            quarantine_cooldown_s=20.0,
             versions={},
         )
         fresh = FakeNode(node.initial(policy))
