@@ -270,6 +270,13 @@ class ProcessGroup:
             wrapped.register_comm_hook(None, self._reduce_gradients)
         return wrapped
 
+    @staticmethod
+    def unwrap(module: nn.Module) -> None:
+        """Take DDP's hooks off the parameters. Its reducer may outlive a backward that was broken off,
+        and would then take part in those of the next generation."""
+        if isinstance(module, DistributedDataParallel):
+            module._remove_autograd_hooks()
+
     def _reduce_gradients(self, _: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket over ranks, as DDP would, but in a wait that can be ended."""
         gradients = bucket.buffer().div_(dist.get_world_size())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rallypoint.daemon.executors import proctable
-from tests.faults.injectors.job import FaultJob, has_checkpoint
+from tests.faults.injectors.job import WAIT_S, FaultJob, has_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
@@ -88,6 +88,31 @@ def test_workers_that_still_live_are_ended_before_new_ones_start(tmp_path: Path)
             started = [line["timestamp"] for line in again.logged("worker_started")][2:]
             assert max(ended.values()) <= min(started)
             assert_resumed(again, before, after, max(manifests(again)))
+            assert again.end() == 0
+
+
+@pytest.mark.parametrize("point", ["supervisor_publish", "supervisor_mark_formed"])
+def test_a_supervisor_killed_in_a_change_never_reuses_its_generation(
+    tmp_path: Path, point: str
+) -> None:
+    with running(tmp_path / "run") as job:
+        before = job.settle(2)
+        job.wait_for(has_checkpoint, "a checkpoint")
+        job.arming.arm(f"{point}=kill")
+        job.kill(before, 1)
+        (fired,) = job.wait_fired()
+        assert fired.pid == job.process.pid
+        assert job.process.wait(WAIT_S) == -signal.SIGKILL
+        job.wait_until(lambda: not job.processes_left(), lambda: f"left: {job.processes_left()}")
+        published = json.loads(job.rundir.state.read_text())["generation"]
+        assert published > before["generation"]
+        newest = max(manifests(job))
+        with running(tmp_path / "run") as again:
+            after = again.settle(2)
+            assert after["generation"] > published
+            assert_resumed(again, before, after, newest)
+            numbers = [line["generation"] for line in journal(again, "generation")]
+            assert numbers == sorted(set(numbers))
             assert again.end() == 0
 
 
