@@ -111,6 +111,7 @@ class Recorder:
             broken_generation=message.generation,
             phase=message.phase,
             error=message.error,
+            meaning="collateral: this worker lives, and is no cause of the loss",
         )
 
     def _mismatched(self, message: messages.HashMismatch) -> None:

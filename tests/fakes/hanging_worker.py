@@ -1,9 +1,10 @@
-"""A real worker with ledgers whose program hangs where a test says.
+"""A real worker with ledgers whose program hangs, or fails, where a test says.
 
 ``HANG`` holds JSON: ``[where, how, slot, iteration]``; where is ``rollout`` (the middle of one) or ``update``
 (its beginning), in the first iteration from that one on. How: ``loop`` (an endless loop of Python), ``gil`` (a call that never ends and keeps the
 interpreter's lock), ``lock`` (a lock that nobody gives back), or ``slow`` (each step of that rollout takes
-half a second). Only the slot's first life hangs.
+half a second). Only the slot's first life hangs. ``memory`` runs out of memory there. ``raise`` raises at
+that iteration in the update of every life of every slot; ``raise-last`` only in that of the last rank.
 """
 
 import ctypes
@@ -29,6 +30,8 @@ def hang() -> None:
     """Never returns, but for ``slow``."""
     if HOW == "slow":
         time.sleep(STEP_S)
+    elif HOW == "memory":
+        raise MemoryError("no memory is left")
     elif HOW == "lock":
         lock = threading.Lock()
         lock.acquire()
@@ -65,6 +68,9 @@ class HangingLearner(ledger_worker.LedgerLearner):
     ) -> None:
         if self._hangs("update", iteration):
             hang()
+        last = collectives.rank == collectives.world_size - 1
+        if iteration == ITERATION and (HOW == "raise" or (HOW == "raise-last" and last)):
+            raise ValueError("a program error")
         super().update(rollout, collectives, module, iteration, on_optimiser_step)
 
     def _hangs(self, where: str, iteration: int) -> bool:
@@ -80,7 +86,10 @@ class HangingWorker(worker.Worker):
     learner_type = HangingLearner
 
     def say_ready(self) -> None:
-        HangingLearner.armed = (self.key.slot, self.key.incarnation) == (SLOT, 1)
+        HangingLearner.armed = not HOW.startswith("raise") and (
+            self.key.slot,
+            self.key.incarnation,
+        ) == (SLOT, 1)
         super().say_ready()
 
 

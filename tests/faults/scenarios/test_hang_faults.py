@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from rallypoint.daemon.executors import proctable
 from tests.fakes.supervised import Status
 from tests.faults.conftest import Jobs
 from tests.faults.injectors.cases import Victim, kill, recover
-from tests.faults.injectors.job import FaultJob, by_rank
+from tests.faults.injectors.job import WAIT_S, FaultJob, by_rank
 from tests.faults.model.lines import Life
 from tests.faults.validate.history import violations
 
@@ -149,6 +150,54 @@ def test_4_9_a_worker_that_goes_on_in_time_is_left_alone(jobs: Jobs) -> None:
         after = job.settle()
         assert [w["pid"] for w in after["workers"]] == [w["pid"] for w in before["workers"]]
         assert after["generation"] == before["generation"]
+
+
+def test_4_9_a_node_that_was_frozen_as_a_whole_goes_on_as_it_was(jobs: Jobs) -> None:
+    with jobs.case(*OPTIONS) as job:
+        before = job.settle()
+        pids = [job.process.pid, *(w["pid"] for w in before["workers"])]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(HANG_S + 1.0)  # the fault is this time itself
+        for pid in reversed(pids):
+            os.kill(pid, signal.SIGCONT)
+        after = job.settle()
+        assert [w["pid"] for w in after["workers"]] == [w["pid"] for w in before["workers"]]
+
+
+def test_4_8_a_worker_that_runs_out_of_memory_has_crashed_and_proves_nothing(
+    tmp_path: Path,
+) -> None:
+    with hanging(tmp_path, "update", "memory") as job:
+        line = job.wait_logged("worker_exited", worker="local/1#1")
+        assert line["reason"] == "exit code 73"
+        assert line["output_tail"][-1].startswith("MemoryError")
+        job.settle(2, newer_than={1: 1})
+        assert not job.logged("worker_fault")
+        assert job.metrics()['worker_restarts_total{reason="error"}'] == 1
+        assert job.end() == 0
+
+
+@pytest.mark.parametrize("how", ["raise", "raise-last"])
+def test_4_8_a_program_error_of_all_ends_the_job_with_its_one_traceback(
+    tmp_path: Path, how: str
+) -> None:
+    """At once, or in turn over a redo, where the other rank's lost connection is collateral."""
+    with hanging(tmp_path, "update", how) as job:
+        assert job.process.wait(WAIT_S) == 1
+        (ended,) = job.logged("supervisor_ended")
+        assert ended["code"] == 1
+        assert ended["reason"].startswith(
+            "program error: builtins.ValueError at hanging_worker.py:"
+        )
+        assert ended["reason"].count("Traceback (most recent call last)") == 1
+        assert "ValueError: a program error" in ended["reason"]
+        assert len(job.logged("worker_fault")) <= 4, "no restart storm"
+        if how == "raise-last":
+            broken = job.logged("collective_broken")
+            assert broken
+            assert all(line["meaning"].startswith("collateral") for line in broken)
+        assert job.processes_left() == []
 
 
 def _ratio(job: FaultJob) -> float:
