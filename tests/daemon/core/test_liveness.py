@@ -55,7 +55,7 @@ class Pages:
         return verdict
 
     def look(self) -> Verdict:
-        zero = {"collected_env_steps": 0, "optimiser_steps": 0, "env_builds": 1}
+        zero: dict[str, Any] = {"collected_env_steps": 0, "optimiser_steps": 0, "env_builds": 1}
         readings = {k: SlotCounters(**zero, **page) for k, page in self.pages.items()}
         self.state = liveness.observe(self.state, POLICY, readings, self.now)
         return liveness.judge(self.state, POLICY, tuple(self.pages), self.plan)
