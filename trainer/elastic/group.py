@@ -275,7 +275,7 @@ class ProcessGroup:
         """Take DDP's hooks off the parameters. Its reducer may outlive a backward that was broken off,
         and would then take part in those of the next generation."""
         if isinstance(module, DistributedDataParallel):
-            module._remove_autograd_hooks()
+            module._remove_autograd_hooks()  # type: ignore[no-untyped-call]
 
     def _reduce_gradients(self, _: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket over ranks, as DDP would, but in a wait that can be ended."""
