@@ -23,6 +23,7 @@ _COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "status": "rallypoint.daemon.commands.status:COMMAND",
         "stop": "rallypoint.daemon.commands.stop:STOP",
         "drain": "rallypoint.daemon.commands.stop:DRAIN",
+        "quarantine": "rallypoint.daemon.commands.quarantine:COMMAND",
         "config": "rallypoint.daemon.commands.config:COMMAND",
     }
 )

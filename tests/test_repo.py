@@ -28,7 +28,8 @@ FUNCTION_LINES = 60
 OPTIONS = {
     "job": "name iterations env_steps seed min_workers max_workers",
     "node": "name bind advertise interface workers devices fork_server stop_grace_s",
-    "membership": "backend detect_s join_debounce_s orphan_grace_s",
+    "membership": "backend detect_s hang_s join_debounce_s orphan_grace_s quarantine_after"
+    " quarantine_cooldown_s",
     "env": "backend task budget num_envs block max_envs",
     "ppo": "rollout_steps epochs mini_batches gamma lam clip learning_rate learning_rate_bounds"
     " desired_kl max_grad_norm value_coef entropy_coef hidden init_std std_bounds"

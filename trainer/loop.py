@@ -70,7 +70,9 @@ class TrainingLoop:
             self._session.hit("first_commit")
             self._session.ledger.switch("checkpoint")
             self._session.set_phase("checkpoint")
-            if not self._checkpoints.save_now():
+            with self._session.presence.alive():
+                saved = self._checkpoints.save_now()
+            if not saved:
                 raise GroupBroken(
                     f"generation {plan.generation} could not commit the state it restored; "
                     "nothing is trained before it has"
@@ -94,14 +96,16 @@ class TrainingLoop:
         session.set_phase("leaving")
         session.await_formed_mark()
         if session.rank == 0:
-            self._checkpoints.save_once()
+            with session.presence.alive():
+                self._checkpoints.save_once()
         session.all_reduce_sum("conclude", torch.ones((), dtype=torch.int64))
         raise Left("finished" if self._reached_end() else "stopped")
 
     def _hold(self, formation: Formation) -> None:
         if formation.rank == 0:
             self._session.await_formed_mark()
-            self._checkpoints.save_once()
+            with self._session.presence.alive():
+                self._checkpoints.save_once()
         self._session.hold()
 
     def _collect(self) -> None:

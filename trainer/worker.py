@@ -2,11 +2,13 @@
 
 Started by the supervisor as ``python -m rallypoint.trainer.worker``; everything else it needs is in
 the run's directory. Exit codes: 0 left by agreement, 70 an exception of the program, 71 must restart
-cold, 72 abandoned by its supervisor while stuck.
+cold, 72 abandoned by its supervisor while stuck, 73 out of memory.
 """
 
 import argparse
+import faulthandler
 import os
+import signal
 import socket
 import sys
 import threading
@@ -30,11 +32,12 @@ from rallypoint.trainer.checkpoints import CheckpointKeeper
 from rallypoint.trainer.elastic.collectives import SingleProcess
 from rallypoint.trainer.elastic.group import ProcessGroup
 from rallypoint.trainer.elastic.link import Link
+from rallypoint.trainer.elastic.presence import Presence
 from rallypoint.trainer.elastic.registry import StateRegistry
 from rallypoint.trainer.elastic.session import ElasticSession
 from rallypoint.trainer.elastic.state import TrainingState
 from rallypoint.trainer.envs.factory import make_env
-from rallypoint.trainer.errors import Left, RestartCold
+from rallypoint.trainer.errors import Left, RestartCold, is_out_of_memory
 from rallypoint.trainer.loop import TrainingLoop
 from rallypoint.trainer.ppo import PpoLearner
 from rallypoint.trainer.rollout import Rollout
@@ -42,6 +45,7 @@ from rallypoint.trainer.rollout import Rollout
 EXIT_FAULT = 70
 EXIT_RESTART_COLD = 71
 EXIT_ABANDONED = 72
+EXIT_OUT_OF_MEMORY = 73
 _FLUSH_S = 2.0
 
 
@@ -61,6 +65,7 @@ class Worker:
         self.env = make_env(config, dtype=dtype)
         self.device = _device(config, key.slot)
         self.learner = self.learner_type(config, self.env.spec, self.device)
+        presence = Presence(self.page)
         registry = StateRegistry()
         self.learner.register(registry)
         self.session: ElasticSession[Rollout] = ElasticSession(
@@ -70,7 +75,8 @@ class Worker:
             self.timeouts,
             self.failpoints,
             config.job.seed,
-            ProcessGroup(self.timeouts, self.device, _end_stuck),
+            ProcessGroup(self.timeouts, self.device, _end_stuck, presence.collective),
+            presence,
         )
         self.link = Link(
             rundir.control_socket,
@@ -252,7 +258,10 @@ def main(arguments: Sequence[str] | None = None, *, worker_type: type[Worker] = 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     threading.excepthook = _thread_failed
     key = WorkerKey(options.node, options.slot, options.incarnation)
-    worker = worker_type(RunDir(options.dir), key)
+    rundir = RunDir(options.dir)
+    worker = worker_type(rundir, key)
+    stacks = rundir.stacks(key.slot).open("w")  # kept open: the handler writes into it
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     worker.link.start()
     try:
         worker.warm_up()
@@ -266,6 +275,8 @@ def main(arguments: Sequence[str] | None = None, *, worker_type: type[Worker] = 
         return EXIT_RESTART_COLD
     except Exception as error:  # noqa: BLE001 - the last frame: everything is reported, then raised to the log
         traceback.print_exc()
+        if is_out_of_memory(error):
+            return EXIT_OUT_OF_MEMORY
         worker.say_fault(error)
         return EXIT_FAULT
     return 0

@@ -37,6 +37,8 @@ class KillWorker:
 
     key: WorkerKey
     reason: str
+    hang: bool = False
+    """It hangs: evidence of it and of its peers is saved before the kill."""
 
 
 @dataclass(frozen=True)

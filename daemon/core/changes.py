@@ -91,6 +91,8 @@ def _cause_of_loss(view: View, plan: Plan, job: JobRecord) -> ChangeCause:
     """A retry of a plan that never formed, with nobody lost, keeps the plan's own cause."""
     if view.nodes_lost:
         return "node_lost"
+    if view.hung:
+        return "hang"
     return plan.cause if not view.lost and job.formed < plan.generation else "worker_lost"
 
 

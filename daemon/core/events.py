@@ -129,6 +129,29 @@ class WorkerExited:
 
 
 @dataclass(frozen=True)
+class WorkerHung:
+    """The worker is silent while others wait for it; the readings of its page prove it."""
+
+    key: WorkerKey
+    reason: str
+
+
+@dataclass(frozen=True)
+class GenerationStuck:
+    """All members wait for each other in this generation, and nothing moves."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class QuarantineCleared:
+    """The operator lets quarantined slots start again: this one, or all (None)."""
+
+    slot: int | None
+
+
+@dataclass(frozen=True)
 class PlanSeen:
     """The ``generation`` key, as this node reads it."""
 
@@ -175,6 +198,9 @@ NodeEvent = (
     | WorkerFaulted
     | WorkerLeft
     | WorkerExited
+    | WorkerHung
+    | GenerationStuck
+    | QuarantineCleared
     | PlanSeen
     | JobSeen
     | StopRequested

@@ -14,10 +14,12 @@ from rallypoint.daemon.core.actions import (
 from rallypoint.daemon.core.errors import InvalidTransition, remember
 from rallypoint.daemon.core.events import (
     DrainRequested,
+    GenerationStuck,
     JobSeen,
     NodeEvent,
     NodeStarted,
     PlanSeen,
+    QuarantineCleared,
     StopRequested,
     TimerFired,
 )
@@ -57,6 +59,10 @@ def _take(state: NodeState, event: NodeEvent, now: float) -> Decision:
             return _see_plan(state, plan)
         case JobSeen(job=job):
             return _see_job(state, job, now)
+        case QuarantineCleared():
+            return workers.clear_quarantine(state, event)
+        case GenerationStuck():
+            return _form_anew(state, event)
         case StopRequested(reason=reason):
             return ending.stop(state, reason, now)
         case DrainRequested():
@@ -122,6 +128,19 @@ def _see_job(state: NodeState, job: JobRecord, now: float) -> Decision:
         state, more = ending.job_ended(state, job, now)
         actions += more
     return state, tuple(actions)
+
+
+def _form_anew(state: NodeState, event: GenerationStuck) -> Decision:
+    """All of a generation wait for each other: say that it is broken, and end nobody."""
+    generation = event.generation
+    if state.plan is None or state.plan.generation != generation:
+        text = f"generation {generation} was stuck, but a newer plan is out"
+        return state, (Explain("stale_event", text),)
+    for index, slot in enumerate(state.slots):
+        if slot.live and state.plan.find(state.key(slot)) is not None:
+            newest = max(slot.broken_generation, generation)
+            state = state.with_slot(index, broken_generation=newest, stuck_generation=generation)
+    return state, (Explain("generation_stuck", event.reason),)
 
 
 def _settle(state: NodeState, now: float) -> Decision:

@@ -35,7 +35,9 @@ class SlotState:
     restarts: int = 0
     """Restarts of this slot since the supervisor started."""
     failures: int = 0
-    """Lives that ended without having formed, since an iteration was last committed here."""
+    """Lives that ended before they formed, or crashed, since an iteration was last committed here."""
+    quarantined_for: str = ""
+    """How the life ended that put this slot into quarantine; kept until it starts again."""
     restart_at_s: float | None = None
     """When the next life begins; None: nothing is due."""
     adopt_by_s: float | None = None
@@ -53,6 +55,8 @@ class SlotState:
     told: Literal["", "stop", "leave"] = ""
     """What it was told about the end."""
     fault: FaultRecord | None = None
+    hung_incarnation: int = 0
+    stuck_generation: int = 0
 
     @property
     def live(self) -> bool:
@@ -81,6 +85,8 @@ class SlotState:
             blocks=self.blocks,
             left=self.left,
             fault=self.fault,
+            hung_incarnation=self.hung_incarnation,
+            stuck_generation=self.stuck_generation,
         )
 
 

@@ -41,6 +41,8 @@ class View:
     """Members of the plan that are gone, or that left."""
     nodes_lost: bool
     """Some member is lost because its whole node is."""
+    hung: bool
+    """Some lost member was ended because it hung, or nothing moved in this generation."""
     broken: tuple[WorkerKey, ...]
     """Members that live but reported exactly this generation broken; or, in a planned change, that
     formed the generation before it and will never see that one marked: it is superseded."""
@@ -74,6 +76,12 @@ def survey(members: Sequence[MemberRecord], plan: Plan | None, job: JobRecord) -
         ),
         lost=lost,
         nodes_lost=any((key.node, key.slot) not in known for key in lost),
+        hung=any(
+            key.incarnation == known[key.node, key.slot][1].hung_incarnation
+            for key in lost
+            if (key.node, key.slot) in known
+        )
+        or (plan is not None and any(w.record.stuck_generation == generation for w in present)),
         broken=tuple(w.key for w in present if _is_broken(w, plan, job)),
         unproven=tuple(key for key in lost if (key.node, key.slot) not in known),
         begun=any(

@@ -23,6 +23,10 @@ class NodePolicy:
     """How long workers may take to agree, checkpoint and leave, before they are killed."""
     adopt_s: float
     """How long an adopted worker may take to say Hello, before it is killed."""
+    quarantine_after: int
+    """A slot is quarantined when this many lives in a row crashed before they trained."""
+    quarantine_cooldown_s: float
+    """A quarantined slot gets one more life after this long."""
     versions: Mapping[str, str]
     """Versions written into the member record (rallypoint, torch, …)."""
 

@@ -75,6 +75,10 @@ class SlotRecord(msgspec.Struct, frozen=True):
     left: str = ""
     """Why the worker left by agreement: ``finished``, ``stopped``, ``drained``; "" while it has not."""
     fault: FaultRecord | None = None
+    hung_incarnation: int = 0
+    """Newest life of this slot that was ended because it hung; 0: none was."""
+    stuck_generation: int = 0
+    """Newest generation in which this life waited with all others while nothing moved."""
 
 
 class MemberRecord(msgspec.Struct, frozen=True):

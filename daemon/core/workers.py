@@ -13,6 +13,7 @@ from rallypoint.daemon.core.actions import (
 )
 from rallypoint.daemon.core.errors import InvalidTransition
 from rallypoint.daemon.core.events import (
+    QuarantineCleared,
     SpawnFailed,
     WorkerBecameReady,
     WorkerBroke,
@@ -22,6 +23,7 @@ from rallypoint.daemon.core.events import (
     WorkerExited,
     WorkerFaulted,
     WorkerFormed,
+    WorkerHung,
     WorkerLeft,
     WorkerSpawned,
 )
@@ -39,6 +41,7 @@ WorkerEvent = (
     | WorkerCheckpointed
     | WorkerFaulted
     | WorkerLeft
+    | WorkerHung
     | WorkerExited
 )
 Decision = tuple[NodeState, tuple[NodeAction, ...]]
@@ -62,6 +65,7 @@ _LISTED: dict[type, frozenset[WorkerState]] = {
     WorkerCheckpointed: _WARM,
     WorkerFaulted: _CONNECTED,
     WorkerLeft: _CONNECTED,
+    WorkerHung: _WARM,
     WorkerExited: _LIVE,
 }
 """The slot states in which each event may come. What a worker itself says may also come after its
@@ -129,8 +133,18 @@ def _apply(state: NodeState, slot: SlotState, event: WorkerEvent, now: float) ->
             if reason in ("finished", "stopped"):
                 return ending.agreed(state, reason, event.iteration, now)
             return state, ()
-        case WorkerExited():
-            return _end_of_life(state, slot, _exit_text(event), now)
+        case WorkerHung(reason=reason):
+            return _end_hung(state, slot, reason)
+        case WorkerExited(code=code):
+            return _end_of_life(state, slot, _exit_text(event), now, crashed=code is not None)
+
+
+def _end_hung(state: NodeState, slot: SlotState, reason: str) -> Decision:
+    key = state.key(slot)
+    if slot.hung_incarnation == slot.incarnation:
+        return state, ()  # ordered already: the kill waits for the evidence
+    state = state.with_slot(slot.slot, hung_incarnation=slot.incarnation)
+    return state, (KillWorker(key, reason, hang=True),)
 
 
 def _shown(slot: SlotState, wanted: WorkerState) -> WorkerState:
@@ -228,6 +242,7 @@ def start(state: NodeState, index: int) -> Decision:
         restarts=old.restarts,
         failures=old.failures,
         fault=old.fault,
+        hung_incarnation=old.hung_incarnation,
     )
     slots = (*state.slots[:index], new, *state.slots[index + 1 :])
     state = replace(state, slots=slots)
@@ -244,8 +259,12 @@ def restart_due(state: NodeState, now: float) -> Decision:
     return state, tuple(actions)
 
 
-def _end_of_life(state: NodeState, slot: SlotState, what: str, now: float) -> Decision:
-    """The process is gone. Restart at once, or after a back-off when lives end before they form."""
+def _end_of_life(
+    state: NodeState, slot: SlotState, what: str, now: float, *, crashed: bool = True
+) -> Decision:
+    """The process is gone. Restart at once, or after a back-off when lives end before they form, or
+    crash (end by themselves, not by a signal) before they commit anything; quarantine when that does
+    not end."""
     index, key = slot.slot, state.key(slot)
     state = state.with_slot(
         index,
@@ -257,13 +276,34 @@ def _end_of_life(state: NodeState, slot: SlotState, what: str, now: float) -> De
     )
     if state.ending is not None:
         return state, (Explain("worker_gone", f"{key} {what}; not restarted: the node ends"),)
-    failures = slot.failures + (0 if slot.last_formed or slot.left else 1)
-    delay_s = _backoff_s(failures) if failures > slot.failures else 0.0
+    failed = not slot.left and (crashed or not slot.last_formed)
+    failures = slot.failures + (1 if failed else 0)
+    delay_s = _backoff_s(failures) if failed else 0.0
+    text = f"{key} {what}"
+    if failed and failures >= state.policy.quarantine_after:
+        delay_s = state.policy.quarantine_cooldown_s
+        state = state.with_slot(index, state="quarantined", quarantined_for=what)
+        text = f"{text}; quarantined"
     state = state.with_slot(
         index, failures=failures, restarts=slot.restarts + 1, restart_at_s=now + delay_s
     )
-    text = f"{key} {what}; restart in {delay_s:g} s ({failures} lives in a row did not form)"
+    text = (
+        f"{text}; restart in {delay_s:g} s ({failures} lives in a row failed before they trained)"
+    )
     return state, (Explain("worker_gone", text),)
+
+
+def clear_quarantine(state: NodeState, event: QuarantineCleared) -> Decision:
+    """Let quarantined slots start again at once, with nothing held against them."""
+    actions: list[NodeAction] = []
+    for index, slot in enumerate(state.slots):
+        if slot.state == "quarantined" and event.slot in (None, slot.slot):
+            state = state.with_slot(index, failures=0)
+            actions.append(Explain("quarantine_cleared", f"slot {slot.slot}"))
+            if state.ending is None:
+                state, more = start(state, index)
+                actions += more
+    return state, tuple(actions)
 
 
 def _backoff_s(failures: int) -> float:

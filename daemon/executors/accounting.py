@@ -1,14 +1,15 @@
-"""Two ledgers: env steps that were used or lost, and where the time of a membership change went.
+"""Ledgers: env steps that were used or lost, where the time of a membership change went, stragglers.
 
-Both are plain bookkeeping over past facts; times are monotonic seconds and passed in.
+All are plain bookkeeping over past facts; times are monotonic seconds and passed in.
 """
 
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from rallypoint.daemon.executors.metrics import PHASES
-from rallypoint.daemon.shared.messages import Formed, RankRecord, Stepped
+from rallypoint.daemon.shared.messages import Committed, Formed, RankRecord, Stepped
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
 _WORKER_PHASES: Final = ("release", "group", "sync")
@@ -191,3 +192,29 @@ class RecoveryClock:
                 change.stepped.setdefault(message.key, message)
                 return change if change.complete and not was_complete else None
         return None
+
+
+class Stragglers:
+    """How much longer the slowest rollout of an iteration took than the median one.
+
+    Every rank waits for the slowest in the first collective after its rollout, so this is what the
+    others lose. Of two ranks the quicker one is the median.
+    """
+
+    def __init__(self) -> None:
+        self._iteration = (0, 0)
+        self._seconds: dict[WorkerKey, float] = {}
+
+    def take(self, message: Committed) -> float | None:
+        """The ratio, once all ranks of the iteration have reported it; None before, and when a rank
+        reports an iteration without its seconds."""
+        iteration = (message.generation, message.iteration)
+        if iteration < self._iteration:
+            return None
+        if iteration > self._iteration:
+            self._iteration, self._seconds = iteration, {}
+        self._seconds[message.key] = message.activity.get("rollout", 0.0)
+        if len(self._seconds) < len(message.ranks):
+            return None
+        median_s = statistics.median_low(self._seconds.values())
+        return max(self._seconds.values()) / median_s if median_s > 0 else None

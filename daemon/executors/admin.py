@@ -2,7 +2,8 @@
 
 ``{"command": "status"}`` answers ``{"status": …}``. ``stop`` and ``drain`` answer
 ``{"accepted": true}`` at once and ``{"exited": CODE, "reason": …}`` when the supervisor ends; a
-request that cannot be taken answers ``{"error": …}``.
+request that cannot be taken answers ``{"error": …}``. ``quarantine`` answers ``{"quarantined": [...]}``,
+``quarantine_clear`` (with a ``slot`` or all of them) ``{"cleared": [SLOT, ...]}``.
 """
 
 import asyncio
@@ -23,9 +24,11 @@ _log = structlog.get_logger(__name__)
 class AdminRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a client asks."""
 
-    command: Literal["status", "stop", "drain"]
+    command: Literal["status", "stop", "drain", "quarantine", "quarantine_clear"]
     deadline_s: float | None = None
     """For ``drain``: seconds that this node has left."""
+    slot: int | None = None
+    """For ``quarantine_clear``: only this one."""
 
 
 class AdminHandler(Protocol):
@@ -38,6 +41,14 @@ class AdminHandler(Protocol):
     def request_stop(self, reason: str) -> None: ...
 
     def request_drain(self, deadline_s: float | None) -> None: ...
+
+    def quarantined(self) -> list[dict[str, Any]]:
+        """Slots in quarantine: ``node``, ``slot``, ``failures``, ``reason``, ``seconds_left``."""
+        ...
+
+    def clear_quarantine(self, slot: int | None) -> list[int]:
+        """Let one slot, or all (None), start again; which do."""
+        ...
 
 
 class AdminServer:
@@ -94,6 +105,10 @@ class AdminServer:
             return {"error": f"not a request of this version: {error}"}
         if request.command == "status":
             return {"status": self._handler.status()}
+        if request.command == "quarantine":
+            return {"quarantined": self._handler.quarantined()}
+        if request.command == "quarantine_clear":
+            return {"cleared": self._handler.clear_quarantine(request.slot)}
         self._waiting.add(writer)
         if request.command == "stop":
             self._handler.request_stop("rallypoint stop")

@@ -33,7 +33,15 @@ ACTIVITIES: Final = (
     "idle",
 )
 LOST_REASONS: Final = ("died", "dropped", "cut")
-RESTART_REASONS: Final = ("signal", "error", "fault", "killed", "spawn_failed", "unknown")
+RESTART_REASONS: Final = (
+    "signal",
+    "error",
+    "fault",
+    "hang",
+    "killed",
+    "spawn_failed",
+    "unknown",
+)
 ENV_SCOPES: Final = ("worker", "global", "deficit")
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 300)
 _MAX_TRAIN_FIGURES: Final = 128
@@ -93,6 +101,13 @@ TABLE: Final = (
         "counter",
         "Workers started again, by how the life before ended.",
         {"reason": RESTART_REASONS},
+    ),
+    Spec("slot_quarantined", "gauge", "Slots of this node in quarantine."),
+    Spec(
+        "straggler_ratio",
+        "gauge",
+        "Seconds of the slowest rollout over those of the median one, in the newest iteration that "
+        "all have reported.",
     ),
 )  # fmt: skip
 

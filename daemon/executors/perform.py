@@ -61,6 +61,8 @@ class Performer:
             case actions.StartWorker(key=key):
                 # Soon, not now: survivors must not wait for a newcomer's fork.
                 asyncio.get_running_loop().call_soon(self._workers.start, key)
+            case actions.KillWorker(key=key, reason=reason, hang=True):
+                self._spawn(self._workers.kill_hung(key, reason), "evidence")
             case actions.KillWorker(key=key, reason=reason):
                 self._workers.kill(key, reason)
             case actions.WriteMember(record=record):

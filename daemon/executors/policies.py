@@ -20,6 +20,8 @@ def node_policy(config: Config, state: PersistedState, versions: dict[str, str])
         first_incarnation=max(state.slot_incarnations.values(), default=0),
         stop_grace_s=section.stop_grace_s,
         adopt_s=timeouts.derive(config).adopt_s,
+        quarantine_after=config.membership.quarantine_after,
+        quarantine_cooldown_s=config.membership.quarantine_cooldown_s,
         versions=versions,
     )
 

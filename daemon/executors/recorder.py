@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from rallypoint.daemon.core.records import WORKER_STATES, JobRecord
-from rallypoint.daemon.executors.accounting import Change, RecoveryClock, StepLedger
+from rallypoint.daemon.executors.accounting import Change, RecoveryClock, StepLedger, Stragglers
 from rallypoint.daemon.executors.books import Books, BooksFile, CheckpointFact
 from rallypoint.daemon.executors.journal import Journal, Line
 from rallypoint.daemon.executors.metrics import Metrics
@@ -44,6 +44,7 @@ class Recorder:
         self._books = books
         self._heard: Counter[WorkerKey] = Counter()
         self._steps = StepLedger()
+        self._stragglers = Stragglers()
 
     # --- from one supervisor to the next --------------------------------------------------------
 
@@ -169,6 +170,7 @@ class Recorder:
             broken_generation=message.generation,
             phase=message.phase,
             error=message.error,
+            meaning="collateral: this worker lives, and is no cause of the loss",
         )
 
     def _mismatched(self, message: messages.HashMismatch) -> None:
@@ -181,6 +183,9 @@ class Recorder:
         )
 
     def _committed(self, message: messages.Committed) -> None:
+        ratio = self._stragglers.take(message)
+        if ratio is not None:
+            self._metrics.set("straggler_ratio", ratio)
         for activity, seconds in message.activity.items():
             self._metrics.add("wall_seconds_total", max(0.0, seconds), activity=activity)
         try:
@@ -241,6 +246,7 @@ class Recorder:
         """States of all slots of this node."""
         for state in WORKER_STATES:
             self._metrics.set("members", states.count(state), state=state)
+        self._metrics.set("slot_quarantined", states.count("quarantined"))
 
     def worker_restarted(self, reason: str) -> None:
         """A slot's worker is started again; ``reason`` says how the life before ended."""

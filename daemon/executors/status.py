@@ -78,6 +78,21 @@ def _workers(config: Config, node: NodeState, formed: Plan | None) -> list[dict[
     return workers
 
 
+def quarantined(node: NodeState, now: float) -> list[dict[str, Any]]:
+    """Slots in quarantine: how often their lives failed, how the last one ended, seconds left."""
+    return [
+        {
+            "node": node.policy.node,
+            "slot": slot.slot,
+            "failures": slot.failures,
+            "reason": slot.quarantined_for,
+            "seconds_left": round(max(0.0, (slot.restart_at_s or now) - now), 1),
+        }
+        for slot in node.slots
+        if slot.state == "quarantined"
+    ]
+
+
 def _last_change(recorder: Recorder) -> dict[str, Any]:
     change = recorder.recovery.last
     if change is None:

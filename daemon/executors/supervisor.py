@@ -24,6 +24,7 @@ from rallypoint.daemon.core.events import (
     NodeEvent,
     NodeStarted,
     PlanSeen,
+    QuarantineCleared,
     StopRequested,
 )
 from rallypoint.daemon.core.records import JobRecord
@@ -33,6 +34,7 @@ from rallypoint.daemon.executors.books import BooksFile
 from rallypoint.daemon.executors.checkpointplace import require_checkpoint_place
 from rallypoint.daemon.executors.embedded import EmbeddedStore
 from rallypoint.daemon.executors.files import write_atomically
+from rallypoint.daemon.executors.hangwatch import HangWatch
 from rallypoint.daemon.executors.httpd import MonitoringServer
 from rallypoint.daemon.executors.journal import Journal
 from rallypoint.daemon.executors.membership import Membership
@@ -40,7 +42,7 @@ from rallypoint.daemon.executors.metrics import Metrics
 from rallypoint.daemon.executors.perform import Machine, Performer
 from rallypoint.daemon.executors.recorder import Recorder
 from rallypoint.daemon.executors.workers import Workers
-from rallypoint.daemon.shared import configload, messages
+from rallypoint.daemon.shared import configload, messages, timeouts
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.failpoints import Failpoints
 from rallypoint.daemon.shared.plan import WorkerKey
@@ -169,6 +171,7 @@ class Supervisor:
         await self._admin.start()
         self._spawn(self._membership.follow(), "watch")
         self._spawn(self._membership.keep_lease(), "lease")
+        self._spawn(self._watch_for_hangs(), "hang watch")
         self._spawn(self._rotate_logs(), "log rotation")
         self._spawn(self._decide(), "decisions")
         _log.info(
@@ -273,6 +276,17 @@ class Supervisor:
             reason = f"drained by force: not over after {deadline_s:g} s"
             asyncio.get_running_loop().call_later(deadline_s, self._finish, 0, reason)
 
+    def quarantined(self) -> list[dict[str, Any]]:
+        """Slots of this node in quarantine, as ``rallypoint quarantine list`` shows them."""
+        return status.quarantined(self._node, time.monotonic())
+
+    def clear_quarantine(self, slot: int | None) -> list[int]:
+        """Let quarantined slots start again: this one, or all."""
+        cleared = [s["slot"] for s in self.quarantined() if slot in (None, s["slot"])]
+        if cleared:
+            self._emit(QuarantineCleared(slot))
+        return cleared
+
     def _on_signal(self, number: signal.Signals) -> None:
         self._stops_asked += 1
         if self._stops_asked == 1:
@@ -344,6 +358,10 @@ class Supervisor:
     def _fail(self, error: BaseException) -> None:
         if not self._finished.done():
             self._finished.set_exception(error)
+
+    async def _watch_for_hangs(self) -> None:
+        bound_s = timeouts.derive(self.config, self.config.node.workers).hang_s
+        await HangWatch(bound_s, self._workers.readings, lambda: self._node, self._emit).run()
 
     async def _rotate_logs(self) -> None:
         while True:

@@ -13,6 +13,7 @@ import structlog
 
 from rallypoint.daemon.core import events
 from rallypoint.daemon.core.events import NodeEvent
+from rallypoint.daemon.executors import evidence
 from rallypoint.daemon.executors.control import ControlServer
 from rallypoint.daemon.executors.persist import StateFile
 from rallypoint.daemon.executors.processes import ProcessExecutor, ProcessExit, WorkerProcess
@@ -20,7 +21,7 @@ from rallypoint.daemon.executors.recorder import Recorder
 from rallypoint.daemon.shared import messages
 from rallypoint.daemon.shared.plan import WorkerKey
 from rallypoint.daemon.shared.rundir import RunDir
-from rallypoint.daemon.shared.slotpage import SlotPage
+from rallypoint.daemon.shared.slotpage import SlotCounters, SlotPage
 
 LAST_WORDS_S: Final = 0.2
 """How long the end of a process waits for what it sent before it died to be read."""
@@ -66,6 +67,8 @@ class Workers:
         self._pages: dict[WorkerKey, SlotPage] = {}
         self._left: set[WorkerKey] = set()
         self._killed: dict[WorkerKey, str] = {}
+        self._hung: set[WorkerKey] = set()
+        """Those of them that hung."""
         self._ended_how: dict[int, str] = {}
         """How the last life of each slot ended, until it is started again."""
 
@@ -98,9 +101,21 @@ class Workers:
         _log.error("worker_not_started", worker=str(key), error=str(error))
         self._emit(events.SpawnFailed(key, str(error)))
 
-    def kill(self, key: WorkerKey, reason: str) -> None:
+    async def kill_hung(self, key: WorkerKey, reason: str) -> None:
+        """Save evidence of this worker and of its peers, then end it."""
+        try:
+            folder = await evidence.save(self._rundir, key, reason, self._suspects())
+            _log.warning("evidence_saved", worker=str(key), reason=reason, path=str(folder))
+        except OSError as error:
+            _log.error("evidence_not_saved", worker=str(key), error=str(error))
+        if not self.is_gone(key):
+            self.kill(key, reason, hang=True)
+
+    def kill(self, key: WorkerKey, reason: str, *, hang: bool = False) -> None:
         """SIGKILL to the worker's process group; its end is reported as any other."""
         self._killed[key] = reason
+        if hang:
+            self._hung.add(key)
         _log.warning("worker_killed", worker=str(key), reason=reason)
         self.processes.kill(key)
 
@@ -111,6 +126,17 @@ class Workers:
             self._pages[key] = SlotPage(self._rundir.page(key.slot))
             _log.info("worker_adopted", worker=str(key), pid=process.pid)
         self.processes.adopt(processes)
+
+    def readings(self) -> dict[WorkerKey, SlotCounters]:
+        """The pages of all workers that have not been reported gone."""
+        return {key: page.read() for key, page in self._pages.items()}
+
+    def _suspects(self) -> dict[WorkerKey, evidence.Suspect]:
+        return {
+            key: evidence.Suspect(key, process.pid, counters)
+            for key, counters in self.readings().items()
+            if (process := self.processes.process(key)) is not None
+        }
 
     def is_gone(self, key: WorkerKey) -> bool:
         """Whether the process table of this node knows that the worker has ended."""
@@ -193,7 +219,9 @@ class Workers:
         elif fault is not None:
             reason = f"{ended.how}: {fault.fingerprint}"
         if not by_agreement:
-            self._ended_how[key.slot] = _restart_reason(ended, killed, fault)
+            how = "hang" if key in self._hung else _restart_reason(ended, killed, fault)
+            self._ended_how[key.slot] = how
+        self._hung.discard(key)
         page = self._pages.pop(key)
         counters = page.read()
         page.close()

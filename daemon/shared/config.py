@@ -56,10 +56,17 @@ class MembershipSection:
     """Where membership lives: in this supervisor's memory."""
     detect_s: float = 5.0
     """Root timeout: silence for this long is a loss. The others are derived from it."""
+    hang_s: float | None = None
+    """A worker that others wait for and that is silent for this long hangs, and is ended; three times
+    the longest silence measured in the same phase, where that is more. None: derived."""
     join_debounce_s: float | None = None
     """Newcomers that become ready within this window enter together. None: derived."""
     orphan_grace_s: float = 10.0
     """A worker that has lost its supervisor trains on for this long, then leaves."""
+    quarantine_after: int = 6
+    """A slot is quarantined when this many lives in a row crashed before they trained."""
+    quarantine_cooldown_s: float = 300.0
+    """A quarantined slot gets one more life after this long."""
 
 
 @dataclass(frozen=True, kw_only=True)

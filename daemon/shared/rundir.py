@@ -57,6 +57,15 @@ class RunDir:
         """The counters of a slot, which survive its worker."""
         return self.path / "slots" / f"{slot}.page"
 
+    def stacks(self, slot: int) -> Path:
+        """Python stacks that the worker in a slot writes when it is asked to by SIGUSR1."""
+        return self.path / "slots" / f"{slot}.stacks"
+
+    @property
+    def evidence(self) -> Path:
+        """What was saved of workers that hung, a directory for each."""
+        return self.path / "evidence"
+
     def worker_log(self, slot: int) -> Path:
         """Standard output and error of the worker in a slot."""
         return self.path / "logs" / f"worker-{slot}.log"

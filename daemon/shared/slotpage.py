@@ -33,18 +33,19 @@ PHASES: Final = (
     "envs",
     "holding",
     "leaving",
+    "restore",
 )
 _FIELDS: Final = (
     "incarnation",
-    "generation",
+    "generation",  # newest that this worker has begun to form
     "iteration",  # newest committed
     "phase",  # index into PHASES
     "collective",  # sequence number of the collective entered last, within the generation
-    "inside",  # 1 while waiting in it
+    "inside",  # 1 while it waits for the other members, in that collective or to form
     "collected_env_steps",  # by this incarnation, since it started
     "optimiser_steps",
     "env_builds",
-    "touched_ns",  # CLOCK_MONOTONIC of the last write
+    "touched_ns",  # CLOCK_MONOTONIC of the last sign of getting on
 )
 _SIZE = 8 * len(_FIELDS)
 _OFFSET = {name: 8 * i for i, name in enumerate(_FIELDS)}

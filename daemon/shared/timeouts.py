@@ -16,6 +16,8 @@ class Timeouts:
     """Losses within this window are one change: 0.05."""
     probe_s: float
     """Bound of a probe of all members before a forced plan: min(0.2, detect/10)."""
+    hang_s: float
+    """Least silence of a worker that others wait for which is a hang: min(10, 2 x detect), at least 2."""
     join_debounce_s: float
     """Newcomers within this window enter together: detect/5."""
     group_init_s: float
@@ -44,10 +46,12 @@ def derive(config: Config, world_size: int = 2) -> Timeouts:
     detect_s = config.membership.detect_s
     group_init_s = max(1.0, detect_s / 5) + 0.02 * world_size
     debounce = config.membership.join_debounce_s
+    hang = config.membership.hang_s
     timeouts = Timeouts(
         detect_s=detect_s,
         coalesce_s=0.05,
         probe_s=min(0.2, detect_s / 10),
+        hang_s=max(2.0, min(10.0, 2 * detect_s)) if hang is None else hang,
         join_debounce_s=detect_s / 5 if debounce is None else debounce,
         group_init_s=group_init_s,
         collective_s=24 * detect_s,
@@ -68,6 +72,7 @@ def _check_nesting(t: Timeouts) -> None:
         ("coalesce_s", t.coalesce_s, "membership.detect_s", t.detect_s),
         ("probe_s", t.probe_s, "membership.detect_s", t.detect_s),
         ("group_init_s", t.group_init_s, "collective_s", t.collective_s),
+        ("hang_s", t.hang_s, "collective_s", t.collective_s),
         ("join_debounce_s", t.join_debounce_s, "collective_s", t.collective_s),
     ):
         if low_s >= high_s:

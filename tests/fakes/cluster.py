@@ -80,6 +80,8 @@ class Cluster(WorkerModel):
             first_incarnation=100 * self.incarnation,
             stop_grace_s=30.0,
             adopt_s=5.0,
+            quarantine_after=6,
+            quarantine_cooldown_s=20.0,
             versions={},
         )
         fresh = FakeNode(node.initial(policy))

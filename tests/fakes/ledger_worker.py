@@ -175,8 +175,13 @@ class LedgerWorker(worker.Worker):
     learner_type = LedgerLearner
 
 
-kind: type
-for kind in (LedgerPage, LedgerState, LedgerLink):
-    setattr(worker, kind.__bases__[0].__name__, kind)
-update.__dict__["MiniBatches"] = LedgerBatches
-os._exit(worker.main(worker_type=LedgerWorker))
+def keep_ledgers() -> None:
+    """From now on the parts of a worker in this process keep ledgers."""
+    for kind in (LedgerPage, LedgerState, LedgerLink):
+        setattr(worker, kind.__bases__[0].__name__, kind)
+    update.__dict__["MiniBatches"] = LedgerBatches
+
+
+if __name__ == "__main__":
+    keep_ledgers()
+    os._exit(worker.main(worker_type=LedgerWorker))

@@ -39,6 +39,8 @@ def node_policy(slots: int = 2) -> NodePolicy:
         first_incarnation=0,
         stop_grace_s=30.0,
         adopt_s=5.0,
+        quarantine_after=12,
+        quarantine_cooldown_s=300.0,
         versions={},
     )
 

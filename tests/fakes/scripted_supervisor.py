@@ -190,7 +190,7 @@ class ScriptedSupervisor:
     def of(self, kind: type[M], key: WorkerKey | None = None) -> list[M]:
         """All messages of this type so far, of one worker or of all."""
         with self._changed:
-            return [m for m in self.log if isinstance(m, kind) and key in (None, m.key)]  # type: ignore[attr-defined]
+            return [m for m in self.log if isinstance(m, kind) and key in (None, m.key)]
 
     def wait(self, condition: Callable[[], bool], timeout_s: float = 60.0, what: str = "") -> None:
         """Wait until the condition holds; fails with everything the workers wrote."""

@@ -56,7 +56,7 @@ def test_every_command_has_a_section() -> None:
     page = source(Path("docs/cli.md"))
     sections = set(re.findall(r"^## `rallypoint ([a-z]+)", page, re.MULTILINE))
     external = pyproject()["project"]["entry-points"]["rallypoint.commands"]
-    assert sections == {*external, "run", "status", "stop", "drain", "config"}
+    assert sections == {*external, "run", "status", "stop", "drain", "quarantine", "config"}
 
 
 def _configuration() -> str:

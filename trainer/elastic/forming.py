@@ -22,6 +22,7 @@ from rallypoint.daemon.shared.failpoints import Failpoints
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 from rallypoint.daemon.shared.timeouts import Timeouts
 from rallypoint.trainer.elastic.group import ProcessGroup
+from rallypoint.trainer.elastic.presence import Presence
 from rallypoint.trainer.elastic.protocol import (
     Decision,
     Whereabouts,
@@ -56,6 +57,8 @@ class Formation:
 class Host(Protocol):
     """What forming needs of the session that it forms for."""
 
+    @property
+    def presence(self) -> Presence: ...
     def whereabouts(self) -> Whereabouts: ...
     def newest_generation(self) -> int: ...
     def check_orders(self) -> None:
@@ -106,10 +109,12 @@ class Former:
             raise Superseded(f"generation {plan.generation} does not list {self._key}")
         clock = _Clock()
         self._group.close()
-        store = self._connect(plan)
-        members = self._arrive(plan, member.rank, store)
-        clock.lap("arrive")
-        self._build_group(plan, member.rank, store)
+        self._host.presence.join(plan.generation)
+        with self._host.presence.waiting():
+            store = self._connect(plan)
+            members = self._arrive(plan, member.rank, store)
+            clock.lap("arrive")
+            self._build_group(plan, member.rank, store)
         self._check_newest(plan)  # a release that came during init had no sockets to shut yet
         clock.lap("group")
         with self._group.guard("forming"):

@@ -8,13 +8,14 @@ from typing import Generic, TypeVar
 from rallypoint.daemon.shared import messages
 from rallypoint.daemon.shared.failpoints import Failpoints
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
-from rallypoint.daemon.shared.slotpage import PHASES, SlotPage
+from rallypoint.daemon.shared.slotpage import SlotPage
 from rallypoint.daemon.shared.timeouts import Timeouts
 from rallypoint.trainer.elastic.forming import Formation, Former
 from rallypoint.trainer.elastic.group import ProcessGroup
 from rallypoint.trainer.elastic.hand import CollectedRollout, RolloutInHand
 from rallypoint.trainer.elastic.ledger import Ledger
 from rallypoint.trainer.elastic.link import Link
+from rallypoint.trainer.elastic.presence import Presence
 from rallypoint.trainer.elastic.protocol import Whereabouts
 from rallypoint.trainer.elastic.registry import hash_text
 from rallypoint.trainer.elastic.state import TrainingState
@@ -46,6 +47,7 @@ class Generations(Generic[R]):
         failpoints: Failpoints,
         seed: int,
         group: ProcessGroup,
+        presence: Presence,
     ) -> None:
         self.key = key
         self.state = state
@@ -59,6 +61,7 @@ class Generations(Generic[R]):
         self.stop_agreed = False
         self.load_checkpoint: Callable[[tuple[int, int]], None] | None = None
         """Loads the newest checkpoint not newer than this into live state; set by the worker."""
+        self.presence = presence
         self._page = page
         self._failpoints = failpoints
         self._former = Former(key, state, self.group, timeouts, failpoints, self, seed)
@@ -94,7 +97,7 @@ class Generations(Generic[R]):
 
     def set_phase(self, phase: str) -> None:
         """Note where this worker is, for the supervisor and whoever reads the page of a dead one."""
-        self._page.put(phase=PHASES.index(phase), touched_ns=time.monotonic_ns())
+        self.presence.phase(phase)
 
     # --- what forming needs -----------------------------------------------------------------------
 
@@ -126,7 +129,9 @@ class Generations(Generic[R]):
             raise TrainerError(
                 f"asked to restore {checkpoint}, but this worker reads no checkpoints"
             )
-        self.load_checkpoint(checkpoint)
+        self.set_phase("restore")
+        with self.presence.alive():
+            self.load_checkpoint(checkpoint)
         self.state.adopt_live()
 
     def report_mismatch(self, plan: Plan, hashes: list[int], *, minority: bool) -> None:
@@ -168,6 +173,8 @@ class Generations(Generic[R]):
         """Called between env steps: start to form a forced generation beside the rollout."""
         if self._future is not None:
             self._finish_forming(wait=False)
+            if self._future is None:
+                self.set_phase("rollout")  # the phases of forming are over
         else:
             self._begin_forming(forced_only=True)
 
@@ -185,9 +192,8 @@ class Generations(Generic[R]):
     def _form(self, plan: Plan) -> Formation:
         """In the forming thread."""
         if plan.restore and self.find_checkpoint is not None:
-            self.checkpoint = (
-                self.find_checkpoint()
-            )  # others may have committed since we were ready
+            with self.presence.alive():  # others may have committed since we were ready
+                self.checkpoint = self.find_checkpoint()
         began_s = time.monotonic()
         formation = self._former.form(plan)
         seen_s, self._plan_seen_s = self._plan_seen_s, None
@@ -196,7 +202,7 @@ class Generations(Generic[R]):
             "group": formation.seconds["arrive"] + formation.seconds["group"],
             "sync": formation.seconds["sync"],
         }
-        self._page.put(generation=plan.generation, collective=0, iteration=self.state.committed)
+        self._page.put(iteration=self.state.committed)
         self.link.send(
             messages.Formed(
                 key=self.key,
@@ -263,6 +269,7 @@ class Generations(Generic[R]):
         """Wait until the condition holds. Raises `Left` as `check_orders` does."""
         while True:
             self.check_orders()
+            self.presence.touch()
             with self.link.changed:
                 if self.link.changed.wait_for(condition, _WAIT_S):
                     return

@@ -23,6 +23,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -66,10 +67,16 @@ class ProcessGroup:
     """The default process group of torch, formed anew for each generation."""
 
     def __init__(
-        self, timeouts: Timeouts, device: torch.device, on_stuck: Callable[[str], None]
+        self,
+        timeouts: Timeouts,
+        device: torch.device,
+        on_stuck: Callable[[str], None],
+        collective: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """``on_stuck(why)`` must end the process: something cannot be ended from inside it."""
+        """``on_stuck(why)`` must end the process: something cannot be ended from inside it.
+        ``collective()`` is entered while this rank waits in one."""
         self._timeouts = timeouts
+        self._collective = collective
         self._device = device
         self._on_stuck = on_stuck
         self._aborting: threading.Thread | None = None
@@ -203,9 +210,13 @@ class ProcessGroup:
 
     def _wait(self, work: dist.Work, value: Tensor) -> None:
         """Wait until an operation has ended or the group is released, whichever comes first."""
-        if value.is_cuda:
-            work.wait()  # only the stream waits; the abort ends it
-            return
+        with self._collective():
+            if value.is_cuda:
+                work.wait()  # only the stream waits; the abort ends it
+            else:
+                self._wait_for_end(work)
+
+    def _wait_for_end(self, work: dist.Work) -> None:
         self._pending = work
         self._wake = wake = threading.Event()
         work.get_future().add_done_callback(lambda _: wake.set())

@@ -6,9 +6,8 @@ enters again: the session rolls back, applies what is held, or takes the source'
 members of the new generation decide.
 """
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +41,7 @@ class ElasticSession(Generations[R]):
     def on_env_step(self, env_steps: int, *, halfway: bool) -> None:
         """Called after each env step of a rollout. Raises `RolloutDropped`, `Left`."""
         self._page.add("collected_env_steps", env_steps)
+        self.presence.touch()
         if halfway:
             self.hit("rollout")
         self.poll()
@@ -52,6 +52,7 @@ class ElasticSession(Generations[R]):
     def on_optimiser_step(self) -> None:
         """Called after each optimiser step; the first one of a generation ends its recovery."""
         self._page.add("optimiser_steps", 1)
+        self.presence.touch()
         if not self._stepped:
             self._stepped = True
             self.link.send(
@@ -120,28 +121,19 @@ class ElasticSession(Generations[R]):
             return
         self.set_phase("wait_formed")
         orders = self.link.orders
-        self._wait(lambda: orders.formed >= generation or self.newest_generation() > generation)
+        with self.presence.waiting():
+            self._wait(lambda: orders.formed >= generation or self.newest_generation() > generation)
         if orders.formed != generation:
             raise GroupBroken(f"generation {generation} is superseded before it was marked formed")
 
     # --- collectives, as the algorithm sees them -------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _inside(self, name: str) -> Iterator[None]:
-        self._page.add("collective", 1)
-        self._page.put(inside=1)
-        try:
-            with self.group.guard(name):
-                yield
-        finally:
-            self._page.put(inside=0)
-
     def all_gather(self, name: str, value: Tensor) -> list[Tensor]:
-        with self._inside(name):
+        with self.group.guard(name):
             return self.group.all_gather(value)
 
     def all_reduce_sum(self, name: str, value: Tensor) -> Tensor:
-        with self._inside(name):
+        with self.group.guard(name):
             return self.group.all_reduce_sum(value)
 
     def replicated(self, module: nn.Module) -> nn.Module:

@@ -1,7 +1,7 @@
 """Env steps used or lost, and the time of a membership change."""
 
-from rallypoint.daemon.executors.accounting import RecoveryClock, StepLedger
-from rallypoint.daemon.shared.messages import RankRecord, Stepped
+from rallypoint.daemon.executors.accounting import RecoveryClock, StepLedger, Stragglers
+from rallypoint.daemon.shared.messages import Committed, RankRecord, Stepped
 from rallypoint.daemon.shared.plan import WorkerKey
 from tests.fakes.facts import A, B, formed, plan
 
@@ -91,3 +91,28 @@ def test_a_loss_while_a_join_is_awaited_counts_from_the_loss() -> None:
     assert change is not None
     assert change.complete
     assert change.seconds()["total"] == 3.0
+
+
+def committed(key: WorkerKey, iteration: int, rollout_s: float | None) -> Committed:
+    ranks = (RankRecord(A, (), (), 1), RankRecord(B, (), (), 1))
+    return Committed(
+        key=key,
+        generation=1,
+        iteration=iteration,
+        env_steps_total=1,
+        state_hash="h",
+        ranks=ranks,
+        metrics={},
+        activity={} if rollout_s is None else {"rollout": rollout_s},
+    )
+
+
+def test_the_slowest_rollout_is_compared_once_all_have_reported() -> None:
+    stragglers = Stragglers()
+    assert stragglers.take(committed(A, 1, 2.0)) is None
+    assert stragglers.take(committed(B, 1, 5.0)) == 2.5
+    assert stragglers.take(committed(A, 2, 4.0)) is None
+    assert stragglers.take(committed(A, 1, 9.0)) is None, "an older iteration"
+    assert stragglers.take(committed(B, 2, 4.0)) == 1.0
+    stragglers.take(committed(A, 3, None))
+    assert stragglers.take(committed(B, 3, 1.0)) is None, "applied as held: nothing was measured"

@@ -25,6 +25,12 @@ class Supervisor:
     def request_drain(self, deadline_s: float | None) -> None:
         self.asked.append(deadline_s)
 
+    def quarantined(self) -> list[dict[str, Any]]:
+        return [{"slot": 1}]
+
+    def clear_quarantine(self, slot: int | None) -> list[int]:
+        return [1] if slot in (None, 1) else []
+
 
 def test_commands_are_answered_and_the_end_is_told(tmp_path: Path) -> None:
     def use() -> list[object]:
@@ -37,6 +43,9 @@ def test_commands_are_answered_and_the_end_is_told(tmp_path: Path) -> None:
                 refused.append(str(caught.value))
             accepted = client.ask(command="drain", deadline_s=3.5)
             other.ask(command="status")
+            assert other.ask(command="quarantine") == {"quarantined": [{"slot": 1}]}
+            assert other.ask(command="quarantine_clear", slot=0) == {"cleared": []}
+            assert other.ask(command="quarantine_clear") == {"cleared": [1]}
             return [status, len(refused), accepted]
 
     async def run() -> None:

@@ -1,0 +1,49 @@
+"""``rallypoint quarantine``: slots whose workers crash again and again, and letting them start."""
+
+import argparse
+import json
+from typing import Any, Final
+
+from rallypoint.daemon.commands.client import AdminClient, add_dir
+
+
+class QuarantineCommand:
+    """Asks the supervisor of a directory. Exit code 3 when none answers."""
+
+    help: Final = "list or clear slots in quarantine"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add this command's arguments."""
+        actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+        listing = actions.add_parser("list", help="show the slots in quarantine")
+        add_dir(listing)
+        listing.add_argument("--json", action="store_true", help="one JSON array, for scripts")
+        clearing = actions.add_parser("clear", help="let slots start again at once")
+        add_dir(clearing)
+        clearing.add_argument("--slot", type=int, metavar="N", help="only this slot")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Print; exit code 0, or 1 when the slot to clear is not in quarantine."""
+        with AdminClient(args.dir) as client:
+            if args.action == "list":
+                slots = client.ask(command="quarantine")["quarantined"]
+                print(json.dumps(slots) if args.json else _text(slots))
+                return 0
+            cleared = client.ask(command="quarantine_clear", slot=args.slot)["cleared"]
+        if args.slot is not None and not cleared:
+            print(f"slot {args.slot} is not in quarantine")
+            return 1
+        print("cleared: " + (", ".join(map(str, cleared)) or "none was in quarantine"))
+        return 0
+
+
+def _text(slots: list[dict[str, Any]]) -> str:
+    lines = [
+        f"{slot['node']}/{slot['slot']}: {slot['failures']} lives failed in a row, the last one "
+        f"{slot['reason']}; next try in {slot['seconds_left']:.0f} s"
+        for slot in slots
+    ]
+    return "\n".join(lines) or "no slot is in quarantine"
+
+
+COMMAND = QuarantineCommand()

@@ -1,0 +1,51 @@
+"""Reads the pages of this node's workers, and hands on what `core.liveness` makes of them."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from rallypoint.daemon.core import liveness
+from rallypoint.daemon.core.events import GenerationStuck, NodeEvent, WorkerHung
+from rallypoint.daemon.core.liveness import LivenessPolicy, LivenessState
+from rallypoint.daemon.core.nodestate import NodeState
+from rallypoint.daemon.shared.plan import WorkerKey
+from rallypoint.daemon.shared.slotpage import SlotCounters
+
+
+class HangWatch:
+    """``readings`` reads all pages, ``node`` is the node's present state, ``emit`` takes events."""
+
+    def __init__(
+        self,
+        hang_s: float,
+        readings: Callable[[], Mapping[WorkerKey, SlotCounters]],
+        node: Callable[[], NodeState],
+        emit: Callable[[NodeEvent], None],
+    ) -> None:
+        self._policy = LivenessPolicy(hang_s=hang_s, interval_s=min(1.0, hang_s / 8))
+        self._readings = readings
+        self._node = node
+        self._emit = emit
+        self._state = LivenessState()
+
+    async def run(self) -> None:
+        """Look for ever, about once a second."""
+        while True:
+            await asyncio.sleep(self._policy.interval_s)
+            self._look(time.monotonic())
+
+    def _look(self, now: float) -> None:
+        node = self._node()
+        plan = node.plan
+        if plan is None or node.formed == 0:
+            return  # nothing has trained yet; warm-up has no peers that wait
+        members = [node.key(slot) for slot in node.slots if slot.trains and node.engaged(slot)]
+        pages = self._readings()
+        readings = {key: pages[key] for key in members if key in pages}
+        self._state = liveness.observe(self._state, self._policy, readings, now)
+        verdict = liveness.judge(self._state, self._policy, members, plan)
+        if isinstance(verdict, liveness.Stuck):
+            self._emit(GenerationStuck(verdict.generation, verdict.reason))
+            return
+        for hung in verdict:
+            self._emit(WorkerHung(hung.key, hung.reason))

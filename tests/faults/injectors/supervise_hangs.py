@@ -1,0 +1,9 @@
+"""``rallypoint run`` with workers that keep ledgers, one of which hangs as ``HANG`` says."""
+
+import sys
+from pathlib import Path
+
+from tests.fakes import supervise_fakes
+
+supervise_fakes.FAKE = Path(supervise_fakes.__file__).with_name("hanging_worker.py")
+sys.exit(supervise_fakes.main())
