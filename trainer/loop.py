@@ -44,7 +44,7 @@ class TrainingLoop:
             try:
                 self._step(formation)
             except (GroupBroken, StateMismatch) as error:
-                self._module = self._learner.module  # let go of the broken group
+                self._unwrap()
                 self._session.broken(error)
 
     def _step(self, formation: Formation) -> None:
@@ -64,7 +64,7 @@ class TrainingLoop:
     def _open(self, formation: Formation) -> None:
         """Before the first iteration of a generation: a restoring one commits under its number."""
         plan = formation.plan
-        self._module = self._learner.module
+        self._unwrap()
         if plan.commit_first and formation.rank == 0:
             self._session.await_formed_mark()
             self._session.hit("first_commit")
@@ -76,6 +76,10 @@ class TrainingLoop:
                     "nothing is trained before it has"
                 )
         self._opened = plan.generation
+
+    def _unwrap(self) -> None:
+        self._session.group.unwrap(self._module)
+        self._module = self._learner.module
 
     def _reached_end(self) -> bool:
         job, state = self._config.job, self._session.state

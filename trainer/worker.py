@@ -105,9 +105,9 @@ class Worker:
             store, generation=0, rank=0, world_size=1, timeout_s=self.timeouts.collective_s
         )
         session.state.dirty = True
-        learner.update(
-            rollout, SingleProcess(), session.group.wrap(learner.module), 0, lambda: None
-        )
+        wrapped = session.group.wrap(learner.module)
+        learner.update(rollout, SingleProcess(), wrapped, 0, lambda: None)
+        session.group.unwrap(wrapped)
         learner.merge([learner.pack(rollout)])
         session.group.close()
         session.state.roll_back()

@@ -63,11 +63,13 @@ class Pace:
 async def show(supervisor: Supervisor, out: TextIO, live: LiveLine | None) -> None:
     """Show the progress until cancelled."""
     pace = Pace()
+    figures: dict[str, float] = {}  # newest of each: no episode may have ended in an iteration
     while True:
         status = supervisor.status()
+        figures |= supervisor.recorder.figures
         line = describe(
             status,
-            supervisor.recorder.figures,
+            figures,
             pace.take(time.monotonic(), status["env_steps"]),
             supervisor.config.job.iterations,
         )

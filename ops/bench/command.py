@@ -92,8 +92,9 @@ def _recovery(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
 
     with Job(directory, args.workers, ["job.iterations=none", *_job_settings(args)]) as job:
         outcome = recovery.measure(job, args.kills, args.seed, show)
+    backend = "nccl" if any(x.startswith("node.devices=") for x in args.settings) else "gloo"
     peers = [
-        peer.measure(directory / f"peer-{number}", args.workers, args.seed + number)
+        peer.measure(directory / f"peer-{number}", args.workers, args.seed + number, backend)
         for number in range(0 if args.no_peer else args.peer_kills)
     ]
     return report.recovery_document(outcome, peers, _about(args))

@@ -1,7 +1,7 @@
 """The peer of the recovery benchmark: a plain DDP loop under torchrun, one worker killed.
 
 As a module this drives the peer; as a program (``python -m torch.distributed.run … peer.py LOG
-SECONDS``) it is one of its workers. Nothing here is used by the product.
+SECONDS BACKEND``) it is one of its workers. Nothing here is used by the product.
 """
 
 import json
@@ -39,15 +39,17 @@ class PeerKill:
     """Restarts of all workers that were seen to train."""
 
 
-def measure(directory: Path, workers: int, seed: int) -> PeerKill:
-    """Start ``torchrun --max-restarts 3`` with this many workers, kill one, and wait.
+def measure(directory: Path, workers: int, seed: int, backend: str = "gloo") -> PeerKill:
+    """Start ``torchrun --max-restarts 3`` with this many workers, kill one, and wait. With ``nccl`` each
+    has the GPU of its local rank.
 
     Raises `BenchError` when it does not even begin to train."""
     log, steps = directory / "torchrun.log", directory / "steps.jsonl"
     directory.mkdir(parents=True, exist_ok=True)
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=3"),
-        *(f"--nproc-per-node={workers}", __file__, str(steps), str(_LIFE_S)),
+        *(f"--nproc-per-node={workers}", __file__, str(steps)),
+        *(str(_LIFE_S), backend),
     ]
     agent = processes.start(command, log)
     try:
@@ -97,7 +99,7 @@ def _end_workers(steps: Sequence[dict[str, Any]]) -> None:
             continue
 
 
-def train(log: Path, seconds: float) -> None:
+def train(log: Path, seconds: float, backend: str) -> None:
     """One rank: mini-batches of the size that a worker of the default task has, until its time is
     over; the first step of this life goes to ``log``."""
     import torch
@@ -108,18 +110,24 @@ def train(log: Path, seconds: float) -> None:
     end_s = time.monotonic() + seconds
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    dist.init_process_group("gloo")
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend)
     model = nn.Sequential(
         *(nn.Linear(48, 128), nn.ELU(), nn.Linear(128, 128), nn.ELU(), nn.Linear(128, 12))
-    )
+    ).to(device)
     module = DistributedDataParallel(model)
     optimiser = torch.optim.Adam(module.parameters(), lr=1e-3)
     first = True
     while time.monotonic() < end_s:
         optimiser.zero_grad()
-        module(torch.randn(768, 48)).square().mean().backward()
+        module(torch.randn(768, 48, device=device)).square().mean().backward()
         optimiser.step()
         if first:
+            if backend == "nccl":
+                torch.cuda.synchronize()
             first = False
             step = {
                 "pid": os.getpid(),
@@ -132,4 +140,4 @@ def train(log: Path, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), float(sys.argv[2]))
+    train(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3])

@@ -129,7 +129,7 @@ def _peer(peers: Sequence[PeerKill], ours_s: float | None) -> dict[str, Any]:
     times = [BOUND_S if peer.all_s is None else peer.all_s for peer in peers]
     p50 = summary(times)["p50"]
     return {
-        "system": "torchrun --standalone --max-restarts=3, gloo, plain DDP loop",
+        "system": "torchrun --standalone --max-restarts=3, plain DDP loop",
         "bound_s": BOUND_S,
         "not_back": sum(peer.all_s is None for peer in peers),
         "all_s": p50,

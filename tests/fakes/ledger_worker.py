@@ -169,10 +169,14 @@ class LedgerLink(Link):
         super().send(message)
 
 
-if __name__ == "__main__":
-    worker.SlotPage = LedgerPage  # type: ignore[misc]
-    worker.PpoLearner = LedgerLearner  # type: ignore[misc]
-    worker.TrainingState = LedgerState  # type: ignore[misc]
-    worker.Link = LedgerLink  # type: ignore[misc]
-    update.MiniBatches = LedgerBatches  # type: ignore[misc]
-    os._exit(worker.main())
+class LedgerWorker(worker.Worker):
+    """The real worker with that learner."""
+
+    learner_type = LedgerLearner
+
+
+kind: type
+for kind in (LedgerPage, LedgerState, LedgerLink):
+    setattr(worker, kind.__bases__[0].__name__, kind)
+update.__dict__["MiniBatches"] = LedgerBatches
+os._exit(worker.main(worker_type=LedgerWorker))

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.register_assert_rewrite("tests.faults.injectors")
+
 from tests.faults.injectors.job import FaultJob
 
 

@@ -259,6 +259,13 @@ class ProcessGroup:
             wrapped.register_comm_hook(None, self._reduce_gradients)
         return wrapped
 
+    @staticmethod
+    def unwrap(module: nn.Module) -> None:
+        """Take DDP's hooks off the parameters. Its reducer may outlive a backward that was broken off,
+        and would then take part in those of the next generation."""
+        if isinstance(module, DistributedDataParallel):
+            module._remove_autograd_hooks()  # type: ignore[no-untyped-call]
+
     def _reduce_gradients(self, _: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket over ranks, as DDP would, but in a wait that can be ended."""
         gradients = bucket.buffer().div_(dist.get_world_size())
@@ -300,6 +307,9 @@ def _configure_nccl(timeouts: Timeouts) -> None:
         TORCH_NCCL_DUMP_ON_TIMEOUT="0",
         TORCH_NCCL_PROPAGATE_ERROR="0",
         TORCH_NCCL_RETHROW_CUDA_ERRORS="0",
+        # All connections are made while the group is built, where a lost peer is expected, and not
+        # by its first collectives, where waiting for one would outlast the abort.
+        NCCL_RUNTIME_CONNECT="0",
         # A member that dies while communicators are built must not block the others for ever.
         TORCH_NCCL_USE_COMM_NONBLOCKING="1",
         TORCH_NCCL_NONBLOCKING_TIMEOUT=str(max(1, round(timeouts.nccl_init_s))),

@@ -26,12 +26,13 @@ SCRIPT = Path(__file__).with_name("supervise_ledgers.py")
 ROOT = Path(__file__).parents[3]
 WAIT_S = 60.0
 """Bound of every wait, far above what any takes on a busy machine."""
-POLL_S = 0.01
-PACE_S = 0.004
+POLL_S = 0.02
+PACE_S = 0.01
 OPTIONS = (
     *("--metrics-port", "0", "--set", "log.format=json", "--set", "env.task=pointmass"),
     *("--set", "env.num_envs=16", "--set", "ppo.rollout_steps=8", "--set", "ppo.epochs=2"),
-    *("--set", "ppo.hidden=[16,16]", "--set", "membership.join_debounce_s=0.1"),
+    *("--set", "ppo.mini_batches=2", "--set", "ppo.hidden=[16,16]"),
+    *("--set", "membership.join_debounce_s=0.1"),
     *("--set", "membership.orphan_grace_s=1.0", "--set", "checkpoint.every_iterations=5"),
 )
 _MARK = "FAULT_RUN"
@@ -146,7 +147,8 @@ class FaultJob(Supervised):
             page.close()
 
     def metrics(self) -> dict[str, float]:
-        with urllib.request.urlopen(self.status()["metrics_url"], timeout=10) as answer:
+        url = self.status()["metrics_url"]
+        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own address
             lines = answer.read().decode().splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name.removeprefix("rallypoint_"): float(value) for name, value in pairs}

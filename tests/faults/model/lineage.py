@@ -33,7 +33,8 @@ class Lineage:
     generation: int = 0
     members: tuple[Life, ...] = ()
     iteration: int = 0
-    state_hash: str = ""
+    hashes: MappingProxyType[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Of the state after each iteration of the present lineage."""
     env_steps: int | None = 0
     """Of the state; None after a restore, until an iteration shows it."""
     used: MappingProxyType[Life, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -45,7 +46,8 @@ Step = tuple[Lineage, tuple[str, ...]]
 
 def follow(lines: Iterable[JournalLine], shape: Shape) -> Step:
     """The lineage at the end, and everything that must not be."""
-    lineage, wrong = Lineage(), []
+    lineage = Lineage()
+    wrong: list[str] = []
     for line in lines:
         lineage, found = step(lineage, line, shape)
         wrong += found
@@ -77,7 +79,10 @@ def _generation(before: Lineage, line: GenerationLine) -> Step:
         wrong.append(f"{name} takes its state from {line.source.life}, no member")
     after = replace(before, generation=line.generation, members=members, iteration=line.iteration)
     if line.restore and before.generation:
-        after = replace(after, env_steps=None, state_hash=line.state_hash)
+        if line.state_hash != before.hashes.get(line.iteration, line.state_hash):
+            wrong.append(f"{name} restores iteration {line.iteration}, but other state")
+        kept = {i: h for i, h in before.hashes.items() if i <= line.iteration}
+        after = replace(after, env_steps=None, hashes=MappingProxyType(kept))
     return after, tuple(wrong)
 
 
@@ -91,7 +96,7 @@ def _iteration(before: Lineage, line: IterationLine, shape: Shape) -> Step:
     ranks = tuple(rank.life for rank in line.ranks)
     if ranks != before.members:
         wrong.append(f"{name} has ranks {ranks}, its generation {before.members}")
-    if line.state_hash == before.state_hash:
+    if line.state_hash == before.hashes.get(before.iteration):
         wrong.append(f"{name} changed nothing")
     if not math.isfinite(line.metrics.get("policy_loss", math.nan)):
         wrong.append(f"{name} has no policy loss")
@@ -112,7 +117,7 @@ def _iteration(before: Lineage, line: IterationLine, shape: Shape) -> Step:
     after = replace(
         before,
         iteration=line.iteration,
-        state_hash=line.state_hash,
+        hashes=MappingProxyType({**before.hashes, line.iteration: line.state_hash}),
         env_steps=line.env_steps_total,
         used=MappingProxyType(used),
     )

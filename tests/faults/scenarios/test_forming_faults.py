@@ -9,7 +9,7 @@ from tests.faults.injectors.cases import (
     assert_killed,
     assert_sound,
     kill,
-    kill_rank_2,
+    lose_last,
     next_life,
     recover,
 )
@@ -34,7 +34,7 @@ def test_killed_while_a_newcomer_enters(jobs: Jobs, point: str, rank: int) -> No
     """Ranks 0 and 1 are survivors, rank 2 is the newcomer."""
     with jobs.case(*THREE) as job:
         before = job.settle()
-        first, two = kill_rank_2(job, before)
+        first, two = lose_last(job, before)
         job.arming.arm(f"{point}:{rank}=kill")
         victim = next_life(job, first) if rank == 2 else Victim.of(by_rank(two, rank))
         assert_fired(job, victim)
@@ -46,9 +46,20 @@ def test_killed_while_a_newcomer_enters(jobs: Jobs, point: str, rank: int) -> No
 def test_killed_as_it_leaves_for_a_newcomer(jobs: Jobs, rank: int) -> None:
     with jobs.case(*THREE) as job:
         before = job.settle()
-        first, two = kill_rank_2(job, before)
+        first, two = lose_last(job, before)
         job.arming.arm(f"leave_generation:{rank}=kill")
         victim = Victim.of(by_rank(two, rank))
+        assert_fired(job, victim)
+        recover(job, before, [first, victim])
+        assert_sound(job, before)
+
+
+def test_the_third_of_three_is_killed_as_it_leaves_for_a_fourth(jobs: Jobs) -> None:
+    with jobs.case("--workers", "4") as job:
+        before = job.settle(4)
+        first, three = lose_last(job, before)
+        job.arming.arm("leave_generation:2=kill")
+        victim = Victim.of(by_rank(three, 2))
         assert_fired(job, victim)
         recover(job, before, [first, victim])
         assert_sound(job, before)

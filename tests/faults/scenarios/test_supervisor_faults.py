@@ -12,7 +12,7 @@ import pytest
 
 from rallypoint.daemon.shared.configload import from_json
 from tests.fakes.supervised import trains
-from tests.faults.injectors.job import FaultJob, has_checkpoint
+from tests.faults.injectors.job import WAIT_S, FaultJob, has_checkpoint
 from tests.faults.model.lineage import Shape, follow
 from tests.faults.model.lines import read_journal
 
@@ -120,6 +120,31 @@ def assert_one_lineage(job: FaultJob) -> None:
     shape = Shape(config.env.block, config.ppo.rollout_steps, config.ppo.epochs)
     _, wrong = follow(read_journal(job.rundir.journal), shape)
     assert not wrong
+
+
+@pytest.mark.parametrize("point", ["supervisor_publish", "supervisor_mark_formed"])
+def test_a_supervisor_killed_in_a_change_never_reuses_its_generation(
+    tmp_path: Path, point: str
+) -> None:
+    with running(tmp_path / "run") as job:
+        before = job.settle(2)
+        job.wait_for(has_checkpoint, "a checkpoint")
+        job.arming.arm(f"{point}=kill")
+        job.kill(before, 1)
+        (fired,) = job.wait_fired()
+        assert fired.pid == job.process.pid
+        assert job.process.wait(WAIT_S) == -signal.SIGKILL
+        job.wait_until(lambda: not job.processes_left(), lambda: f"left: {job.processes_left()}")
+        published = json.loads(job.rundir.state.read_text())["generation"]
+        assert published > before["generation"]
+        newest = max(manifests(job))
+        with running(tmp_path / "run") as again:
+            after = again.settle(2)
+            assert after["generation"] > published
+            assert_resumed(again, before, after, newest)
+            numbers = [line["generation"] for line in journal(again, "generation")]
+            assert numbers == sorted(set(numbers))
+            assert again.end() == 0
 
 
 def assert_resumed(

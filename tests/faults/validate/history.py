@@ -7,6 +7,7 @@ counters are compared with both.
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tests.faults.model.lineage import Shape, follow
 from tests.faults.model.lines import (
@@ -78,7 +79,7 @@ def _ledgers(history: History) -> Iterator[str]:
     """Each life by itself: whole epochs, nothing twice, nothing forgotten."""
     for life, ledger in history.ledgers.items():
         iterations = [commit.iteration for commit in ledger.commits]
-        if any(b <= a for a, b in zip(iterations, iterations[1:], strict=False)):
+        if any(b <= a for a, b in pairwise(iterations)):
             yield f"{life} committed iterations {iterations}"
         for commit in ledger.commits:
             if set(commit.entered.values()) - {history.shape.epochs}:
@@ -166,6 +167,6 @@ def _counters(history: History) -> Iterator[str]:
 
 def _seen(history: History) -> Iterator[str]:
     restores = any(isinstance(x, GenerationLine) and x.restore for x in history.journal[1:])
-    for (g0, i0), (g1, i1) in zip(history.seen, history.seen[1:], strict=False):
+    for (g0, i0), (g1, i1) in pairwise(history.seen):
         if g1 < g0 or (i1 < i0 and not restores):
             yield f"status went back from generation {g0}, iteration {i0} to {g1}, {i1}"
