@@ -8,6 +8,7 @@ A worker that it forks leads a session of its own and outlives it. It ends when 
 import argparse
 import contextlib
 import gc
+import importlib
 import os
 import select
 import signal
@@ -20,6 +21,9 @@ from typing import NoReturn
 
 from rallypoint.daemon.shared import forking
 from rallypoint.trainer import worker
+
+_IMPORTED_LATE = ("torch._dynamo",)
+"""Imported not by the worker's modules, but by the constructor of DDP: a second of CPU time."""
 
 
 class ForkServer:
@@ -122,6 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--socket", type=int, required=True)
     options = parser.parse_args(arguments)
+    for name in _IMPORTED_LATE:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection in a worker must not write to, and so copy, what it shares
     with socket.socket(fileno=options.socket) as connection:

@@ -19,8 +19,6 @@ pytestmark = [pytest.mark.slow]
 
 PATIENT: dict[str, Any] = {"grace_s": 60.0}
 COUNTERS = ("iterations_total", "env_steps_total", "wall_seconds_total", "membership_changes_total")
-STEPS = 256 * 24
-"""Env steps of an iteration."""
 
 Start = Callable[..., Supervised]
 
@@ -93,8 +91,9 @@ def test_the_next_supervisor_takes_over_and_nothing_is_lost(start: Start) -> Non
     assert again.end() == 0
     ends = {line["reason"] for line in again.logged("worker_exited")}
     assert ends == {"unknown: its parent is gone"}
-    assert len(journal(again, "generation")) == 1
-    assert len(journal(again, "recovery")) == 1
+    for event in ("generation", "recovery"):
+        numbers = [line["generation"] for line in journal(again, event)]
+        assert numbers == list(range(1, after["generation"] + 1)), "each once"
     assert_no_gap(again)
 
 
@@ -106,9 +105,12 @@ def test_counters_stay_those_of_the_journal_however_often_it_is_killed(start: St
         run = start()
         before = trained_on(run, before)
     assert pids(before) == pids(first)
-    values, early = metrics(run), len(journal(run, "iteration"))
-    assert early - 3 <= values["iterations_total"] <= early
-    assert values["env_steps_total"] == values["iterations_total"] * STEPS
+    values = metrics(run)
+    lines = journal(run, "iteration")
+    counted = lines[: int(values["iterations_total"])]
+    assert counted[-1]["iteration"] == values["iterations_total"] > before["iteration"] - 1
+    steps = sum(rank["env_steps"] for line in counted for rank in line["ranks"])
+    assert values["env_steps_total"] == steps
     assert not [v for name, v in values.items() if name.startswith("env_steps_lost") and v]
     assert run.end() == 0
     assert_no_gap(run)

@@ -93,7 +93,7 @@ def test_living_workers_are_adopted_and_no_iteration_is_lost(tmp_path: Path) -> 
             again.wait_for(lambda s: (s["checkpoint"]["iteration"] or 0) > before["iteration"])
             assert again.end() == 0
             assert_one_lineage(again)
-            assert len(journal(again, "generation")) == 1
+            assert journal(again, "generation")[-1]["generation"] == before["generation"]
 
 
 def test_a_loss_while_there_is_no_supervisor_is_a_forced_change_of_the_next(
@@ -109,7 +109,7 @@ def test_a_loss_while_there_is_no_supervisor_is_a_forced_change_of_the_next(
             assert after["workers"][survivor.key.slot]["pid"] == survivor.pid
             assert after["iteration"] > before["iteration"]
             causes = [line["cause"] for line in journal(again, "generation")]
-            assert causes == ["start", "worker_lost", "join"]
+            assert causes[-2:] == ["worker_lost", "join"]
             assert again.end() == 0
             assert_one_lineage(again)
 
