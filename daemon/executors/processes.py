@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,6 +80,19 @@ class _Running:
     status: int | None = None
     """What it said: exit code, or the negative number of the signal."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def worker_command(rundir: RunDir) -> Callable[[WorkerKey], Sequence[str]]:
+    """The command line of each worker of this run."""
+
+    def command(key: WorkerKey) -> list[str]:
+        return [
+            *(sys.executable, "-m", "rallypoint.trainer.worker"),
+            *("--dir", str(rundir.path), "--node", key.node),
+            *("--slot", str(key.slot), "--incarnation", str(key.incarnation)),
+        ]
+
+    return command
 
 
 def worker_environment(inherited: Mapping[str, str], interface: str) -> dict[str, str]:

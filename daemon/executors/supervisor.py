@@ -7,7 +7,6 @@ out in order before the next event is taken; what they bring about comes back as
 import asyncio
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,7 +111,7 @@ class Supervisor:
             rundir,
             self._state,
             self.recorder,
-            command=worker_command or _worker_command(rundir),
+            command=worker_command or processes.worker_command(rundir),
             environment=processes.worker_environment(environ, config.node.interface),
             log_bytes=config.log.worker_file_bytes,
             config_hash=configload.config_hash(config),
@@ -393,14 +392,3 @@ class Supervisor:
             job = persist.resumed(job, versions)
         self.recorder.iteration, self.recorder.env_steps = job.iteration, job.env_steps
         return job
-
-
-def _worker_command(rundir: RunDir) -> WorkerCommand:
-    def command(key: WorkerKey) -> list[str]:
-        return [
-            *(sys.executable, "-m", "rallypoint.trainer.worker"),
-            *("--dir", str(rundir.path), "--node", key.node),
-            *("--slot", str(key.slot), "--incarnation", str(key.incarnation)),
-        ]
-
-    return command
