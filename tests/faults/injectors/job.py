@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 WAIT_S = 60.0
 """Bound of every wait, far above what any takes on a busy machine."""
 POLL_S = 0.02
-PACE_S = 0.01
+PACE_S = 0.015
 OPTIONS = (
     *("--metrics-port", "0", "--set", "log.format=json", "--set", "env.task=pointmass"),
     *("--set", "env.num_envs=16", "--set", "ppo.rollout_steps=8", "--set", "ppo.epochs=2"),
