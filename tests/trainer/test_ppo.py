@@ -94,7 +94,11 @@ def test_running_episodes_survive_a_change_of_envs() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "figure", "least_gain"),
-    [("pointmass", "reward_mean", 0.15), ("cartpole", "episode_return_mean", 60.0)],
+    # Rewards are rates: 0.15 a second over steps of 0.1 s, and 60 more steps of 0.02 s upright.
+    [
+        ("pointmass", "reward_mean", 0.15 * 0.1),
+        ("cartpole", "episode_return_mean", 60 * 0.02),
+    ],
 )
 def test_it_learns(task: str, figure: str, least_gain: float) -> None:
     worker = train(config(task=task, dtype="float32"), [range(4)], 50)[0]
