@@ -106,8 +106,28 @@ def test_survivors_go_on_in_place_and_a_newcomer_joins_at_a_safe_point(tmp_path:
         assert {d.generation for d in supervisor.of(messages.CheckpointDone)} == {1, 2, 3}
 
 
-def test_rank_0_lost_and_the_source_is_not_rank_0(tmp_path: Path) -> None:
-    """Rank 1 has left the barrier, rank 0 is killed before it: the others take rank 1's word."""
+def test_rank_0_holds_a_result_that_others_have_committed_so_the_source_is_not_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BARRIER_FAILS_AT", "6")
+    script = str(Path(__file__).parents[2] / "fakes" / "barrier_worker.py")
+    with ScriptedSupervisor(tmp_path, make_config(), worker=(script,)) as supervisor:
+        a, b, c = begin(supervisor, 3)
+        supervisor.wait(lambda: bool(supervisor.of(messages.Broken, a)), what="the barrier to fail")
+        supervisor.wait_committed(6, b, c)
+        assert committed(supervisor, a)[-1].iteration == 5
+        plan = supervisor.publish([a, b, c], survivors=[a, b, c])
+        supervisor.wait_committed(10, a, b, c)
+        formed = [f for f in supervisor.of(messages.Formed) if f.generation == plan.generation]
+        assert {(f.source, f.iteration) for f in formed} == {(b, 6)}
+        assert [x.how for x in committed(supervisor, a) if x.iteration == 6] == ["held"]
+        for key in (a, b, c):
+            assert_strict(committed(supervisor, key))
+        assert_agree(supervisor)
+
+
+def test_rank_0_is_lost_as_it_leaves_the_barrier(tmp_path: Path) -> None:
+    """Its part of the iteration counts, and another rank takes its place."""
     failpoints = "committed:0@6=kill"
     with ScriptedSupervisor(tmp_path, make_config(), failpoints=failpoints) as supervisor:
         a, b, c = begin(supervisor, 3)
