@@ -282,8 +282,8 @@ class Generations(Generic[R]):
             raise Left("orphaned")
 
     def hold(self) -> None:
-        """Wait, warm, for a newer plan than the present one. Raises `Left` on a stop: all members of
-        a holding generation are at the same safe point."""
+        """Wait, warm, for a newer plan than the present one. A stop needs no collective here: all
+        members of a holding generation are at the same safe point."""
         formation = self._formation
         if formation is None:
             return

@@ -189,11 +189,6 @@ class ProcessGroup:
         self._aborting = threading.Thread(target=abort, name="nccl-abort", daemon=True)
         self._aborting.start()
 
-    @property
-    def set_aside(self) -> int:
-        """Groups that wait for a stuck operation to time out."""
-        return len(self._stuck)
-
     def _destroy(self) -> None:
         if not dist.is_initialized():
             return
@@ -202,10 +197,10 @@ class ProcessGroup:
         self._pending = None
         if self._on_gpu:
             _forget_groups()
-            return
-        # A broken group may complain on its way out; it is gone either way.
-        with contextlib.suppress(RuntimeError):
-            dist.destroy_process_group()
+        else:
+            # A broken group may complain on its way out; it is gone either way.
+            with contextlib.suppress(RuntimeError):
+                dist.destroy_process_group()
         self._stuck = [(group, work) for group, work in self._stuck if not work.is_completed()]
 
     def _wait(self, work: dist.Work, value: Tensor) -> None:

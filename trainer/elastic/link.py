@@ -8,6 +8,7 @@ the rest is sent again.
 
 import collections
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -133,8 +134,12 @@ class Link:
         while not self._closed:
             try:
                 self._serve(self._connect())
-            except (OSError, ProtocolError):
+            except OSError:
                 # No supervisor, or one that is going away: try again until the grace is over.
+                time.sleep(_RETRY_S)
+            except ProtocolError as error:
+                sys.stderr.write(f"{error}; connecting again\n")
+                sys.stderr.flush()
                 time.sleep(_RETRY_S)
             if time.monotonic() - self._lost_at_s > 2 * self._orphan_grace_s:
                 self._on_abandoned()
