@@ -4,11 +4,12 @@ The clock starts right before SIGKILL is sent and ends at the first optimiser st
 that replaces the broken one, as each survivor reports it (one clock: CLOCK_MONOTONIC of this host).
 """
 
+import itertools
 import os
 import random
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
@@ -61,6 +62,8 @@ class Recovery:
     """Median time of an optimiser step while nothing was wrong."""
     hash_mismatches: int
     iterations: int
+    entry_stalls_s: tuple[float, ...] = ()
+    """Of each newcomer's entry, see `entry_stalls`."""
     error: str | None = None
     """Why the run ended before all kills were made."""
 
@@ -90,6 +93,7 @@ def measure(job: Job, kills: int, seed: int, on_kill: Callable[[Kill], None]) ->
         step_s=median(steps) if steps else None,
         hash_mismatches=_mismatches(job),
         iterations=sum(line["event"] == "iteration" for line in job.journal.lines),
+        entry_stalls_s=tuple(entry_stalls(job.journal.lines)),
         error=error,
     )
 
@@ -163,6 +167,23 @@ def phase_seconds(line: Mapping[str, Any], kill_s: float) -> dict[str, float | N
         "plan": line["published_s"] - line["decided_s"],
         "total": max(worker["at_s"] for worker in line["stepped"]) - kill_s,
     }
+
+
+def entry_stalls(lines: Sequence[Mapping[str, Any]]) -> list[float]:
+    """For how long each entry of newcomers held the others up in all, in seconds: from the last commit
+    before it to the first commit after it, less the median iteration of the generation that they
+    entered (itself not counted; left out where nothing was committed on either side)."""
+    joins = {n["generation"] for n in lines if n["event"] == "generation" and n["cause"] == "join"}
+    commits = [line for line in lines if line["event"] == "iteration"]
+    gaps: dict[int, float] = {}
+    usual: dict[int, list[float]] = {}
+    for before, after in itertools.pairwise(commits):
+        gap_s = after["unix_s"] - before["unix_s"]
+        if before["generation"] == after["generation"]:
+            usual.setdefault(after["generation"], []).append(gap_s)
+        else:
+            gaps[after["generation"]] = gap_s
+    return [gaps[g] - median(usual[g]) for g in sorted(joins) if g in gaps and g in usual]
 
 
 def _back_s(job: Job, slot: int, generation: int, kill_s: float) -> float | None:

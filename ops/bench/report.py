@@ -44,6 +44,7 @@ def recovery_document(
             _less(value, kill.rollout_s) for value, kill in zip(beyond, kills, strict=True)
         ),
         "back": summary(kill.back_s for kill in kills),
+        "entry_stall": summary(recovery.entry_stalls_s),
         "error": recovery.error,
         "kills": [asdict(kill) for kill in kills],
         "peer": None,
@@ -69,6 +70,7 @@ def recovery_text(document: Mapping[str, Any]) -> str:
         _row("total - optimiser step", document["beyond_step"]),
         _row("total - optimiser step - rollout", document["beyond_step_and_rollout"]),
         _row("replacement trains", document["back"]),
+        _row("its entry holds survivors up for", document["entry_stall"]),
         "",
         f"one optimiser step: {_seconds(document['optimiser_step_s'])} s (median)",
         "rollout: for how long survivors went on collecting meanwhile",

@@ -14,7 +14,13 @@ from rallypoint.daemon.shared.slotpage import SlotPage
 from rallypoint.ops.bench import peer, report, sampling
 from rallypoint.ops.bench.job import JournalReader
 from rallypoint.ops.bench.peer import PeerKill
-from rallypoint.ops.bench.recovery import PHASES, Kill, Recovery, phase_seconds
+from rallypoint.ops.bench.recovery import (
+    PHASES,
+    Kill,
+    Recovery,
+    entry_stalls,
+    phase_seconds,
+)
 from rallypoint.ops.bench.sampling import PageWatch, Sample
 
 SETTINGS = {"workers": 2, "task": "pointmass", "seed": 1, "settings": []}
@@ -96,6 +102,22 @@ def test_a_line_that_is_being_written_is_read_later(tmp_path: Path) -> None:
         file.write('eration"}\n')
     assert reader.read() == [{"event": "generation"}]
     assert len(reader.lines) == 2
+
+
+def test_an_entry_stalls_by_what_the_first_iteration_takes_longer() -> None:
+    def commit(generation: int, unix_s: float) -> dict[str, Any]:
+        return {"event": "iteration", "generation": generation, "unix_s": unix_s}
+
+    def formed(generation: int, cause: str) -> dict[str, Any]:
+        return {"event": "generation", "generation": generation, "cause": cause}
+
+    lines = [
+        *(formed(1, "start"), commit(1, 0.0), commit(1, 1.0)),
+        *(formed(2, "worker_lost"), commit(2, 2.3), commit(2, 3.3)),
+        *(formed(3, "join"), commit(3, 4.8), commit(3, 5.8), commit(3, 6.7), commit(3, 7.8)),
+        *(formed(4, "worker_lost"), formed(5, "join"), commit(5, 9.0)),  # over before a second one
+    ]
+    assert entry_stalls(lines) == [pytest.approx(0.5)]
 
 
 # --- report ------------------------------------------------------------------------------------------
