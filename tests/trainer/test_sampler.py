@@ -81,8 +81,8 @@ def test_what_a_cap_cuts_goes_to_bins_without_weight_of_the_same_clip() -> None:
     close(
         capped_probabilities(vector(1, 0, 0), [0, 0, 1], bin_cap=0.5, clip_cap=None),
         0.5,
-        0.25,
-        0.25,
+        0.5,
+        0.0,
     )
 
 
