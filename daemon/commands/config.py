@@ -4,7 +4,7 @@ import argparse
 from dataclasses import fields
 from typing import Final
 
-from rallypoint.daemon.commands import options
+from rallypoint.daemon.commands import collectives, options
 from rallypoint.daemon.shared import configload, envbudget, timeouts
 
 
@@ -16,10 +16,16 @@ class ConfigCommand:
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add this command's arguments."""
         options.add_configuration(parser)
+        text = "print the collectives of this job instead, with their bytes"
+        parser.add_argument("--collectives", action="store_true", help=text)
 
     def run(self, args: argparse.Namespace) -> int:
         """Print; exit code 0."""
         resolved = options.resolve(args)
+        if args.collectives:
+            config = resolved.config
+            print(collectives.table_text(config, collectives.find_sizes(config)))
+            return 0
         section = ""
         for path, value in configload.items(resolved.config):
             name, _, key = path.partition(".")

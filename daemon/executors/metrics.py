@@ -13,11 +13,12 @@ from typing import Final, Literal
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from rallypoint.daemon.core.records import WORKER_STATES
 from rallypoint.daemon.executors.books import Total
+from rallypoint.daemon.shared import collectives
 from rallypoint.daemon.shared.plan import CHANGE_CAUSES, CHANGE_KINDS
 
 PHASES: Final = ("detect", "release", "plan", "group", "sync", "envs", "first_step", "total")
@@ -52,7 +53,7 @@ class Spec:
     """One metric: its name without the prefix ``rallypoint_``, and all its label values."""
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Literal["counter", "gauge", "histogram", "summary"]
     help: str
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -109,6 +110,18 @@ TABLE: Final = (
         "Seconds of the slowest rollout over those of the median one, in the newest iteration that "
         "all have reported.",
     ),
+    Spec(
+        "collective_seconds",
+        "summary",
+        "Time in each collective, the wait for slower ranks included, over all workers of this node.",
+        {"name": collectives.NAMES},
+    ),
+    Spec(
+        "collective_bytes_total",
+        "counter",
+        "Bytes that the workers of this node put into each collective.",
+        {"name": collectives.NAMES},
+    ),
 )  # fmt: skip
 
 
@@ -121,13 +134,14 @@ class Metrics:
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
+        self._summaries: dict[str, _Summary] = {}
         self._totals: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         for spec in TABLE:
             self._create(spec)
         self._figures = _TrainFigures()
         self.registry.register(self._figures)
 
-    def add(self, name: str, amount: float = 1, **labels: str) -> None:
+    def add(self, name: str, amount: float = 1, /, **labels: str) -> None:
         """Raise a counter. ``amount`` must not be negative."""
         counter = self._counters[name]
         (counter.labels(**labels) if labels else counter).inc(amount)
@@ -161,6 +175,10 @@ class Metrics:
         histogram = self._histograms[name]
         (histogram.labels(**labels) if labels else histogram).observe(seconds)
 
+    def observe_many(self, name: str, count: int, seconds: float, value: str) -> None:
+        """Put ``count`` values that add up to ``seconds`` into a summary of one label."""
+        self._summaries[name].add(value, count, seconds)
+
     def compute(self, name: str, value: Callable[[], float]) -> None:
         """Let a gauge be computed at each scrape."""
         self._gauges[name].set_function(value)
@@ -170,6 +188,10 @@ class Metrics:
         self._figures.figures = dict(list(figures.items())[:_MAX_TRAIN_FIGURES])
 
     def _create(self, spec: Spec) -> None:
+        if spec.kind == "summary":
+            summary = self._summaries[spec.name] = _Summary(spec)
+            self.registry.register(summary)
+            return
         name, labels = f"rallypoint_{spec.name}", tuple(spec.labels)
         metric: Counter | Gauge | Histogram
         match spec.kind:
@@ -187,6 +209,28 @@ class Metrics:
         if labels:
             for values in product(*spec.labels.values()):
                 metric.labels(*values)
+
+
+class _Summary(Collector):
+    """Counts and sums by the value of one label; the client library's own takes one value at a time."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        ((_, values),) = spec.labels.items()
+        self._sums = dict.fromkeys(values, (0, 0.0))
+
+    def add(self, value: str, count: int, seconds: float) -> None:
+        """Count values that add up to ``seconds``."""
+        before = self._sums[value]
+        self._sums[value] = before[0] + count, before[1] + seconds
+
+    def collect(self) -> Iterator[SummaryMetricFamily]:
+        family = SummaryMetricFamily(
+            f"rallypoint_{self._spec.name}", self._spec.help, labels=tuple(self._spec.labels)
+        )
+        for value, (count, seconds) in self._sums.items():
+            family.add_metric([value], count, seconds)
+        yield family
 
 
 class _TrainFigures(Collector):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from rallypoint.daemon.shared.collectives import Use
 from rallypoint.daemon.shared.errors import ProtocolError
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
@@ -131,6 +132,8 @@ class Committed(_Message, frozen=True, kw_only=True):
     """Global figures (sums or count-weighted means), the same on every rank."""
     activity: dict[str, float]
     """Seconds of this worker since its last report, by activity."""
+    collectives: dict[str, Use] = {}
+    """What it used since its last report, by name."""
     how: str = "barrier"
     """``barrier``, or ``held`` when the survivors applied the result they all held."""
 

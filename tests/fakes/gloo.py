@@ -6,16 +6,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rallypoint.daemon.shared.config import Config
-from rallypoint.daemon.shared.timeouts import derive
+from rallypoint.daemon.shared.timeouts import Timeouts, derive
 from rallypoint.trainer.elastic.group import ProcessGroup
 from tests.fakes.training import make_worker
 
+Use = tuple[str, str, int]
+"""Name, number type and bytes of a collective that a rank took part in."""
 Shards = Sequence[Sequence[int]]
 _JOIN_S = 90.0
 
@@ -29,16 +32,38 @@ class GlooRank:
         self.world_size = world_size
 
     def all_gather(self, name: str, value: Tensor) -> list[Tensor]:
-        return self._group.all_gather(value)
+        return self._group.all_gather(name, value)
 
     def all_reduce_sum(self, name: str, value: Tensor) -> Tensor:
-        return self._group.all_reduce_sum(value)
+        return self._group.all_reduce_sum(name, value)
 
     def replicated(self, module: nn.Module) -> nn.Module:
         return self._group.wrap(module)
 
     def hit(self, failpoint: str) -> None:
         return None
+
+
+class RecordingGroup(ProcessGroup):
+    """Also writes down which collectives it ran, gradients included."""
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        super().__init__(timeouts, torch.device("cpu"), sys.exit)
+        self.log: list[Use] = []
+
+    def all_gather(self, name: str, value: Tensor) -> list[Tensor]:
+        self.log.append((name, str(value.dtype), value.nbytes))
+        return super().all_gather(name, value)
+
+    def all_reduce_sum(self, name: str, value: Tensor) -> Tensor:
+        self.log.append((name, str(value.dtype), value.nbytes))
+        return super().all_reduce_sum(name, value)
+
+
+def collectives_over_gloo(directory: Path, world_size: int) -> list[list[Use]]:
+    """What `train_over_gloo` ran in all of its trainings, by rank, in order."""
+    texts = [(directory / f"collectives-{rank}.json").read_bytes() for rank in range(world_size)]
+    return [msgspec.json.decode(text, type=list[Use]) for text in texts]
 
 
 def train_over_gloo(
@@ -73,7 +98,7 @@ def _rank(
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     world_size = len(trainings[0])
-    group = ProcessGroup(derive(config), torch.device("cpu"), sys.exit)
+    group = RecordingGroup(derive(config))
     store = dist.FileStore(str(directory / "store"), world_size)  # type: ignore[attr-defined]
     group.form(store, generation=1, rank=rank, world_size=world_size, timeout_s=_JOIN_S / 2)
     for number, shards in enumerate(trainings):
@@ -85,5 +110,6 @@ def _rank(
             worker.finish(rollout, collectives)
         live = {name: tensor.detach().clone() for name, tensor in worker.live().items()}
         save_file(live, directory / f"{number}-{rank}.safetensors")
+    (directory / f"collectives-{rank}.json").write_bytes(msgspec.json.encode(group.log))
     # As a worker does: gloo's own threads must not meet the end of the interpreter.
     os._exit(0)

@@ -199,7 +199,9 @@ class Former:
         self._hit("who_is_where", rank)
         mine = members[rank]
         row = torch.tensor([mine.last_formed, mine.prepared, mine.committed], dtype=torch.int64)
-        rows = [tuple(int(x) for x in other) for other in self._group.all_gather(row)]
+        rows = [
+            tuple(int(x) for x in other) for other in self._group.all_gather("who_is_where", row)
+        ]
         if rows != [(m.last_formed, m.prepared, m.committed) for m in members]:
             raise GroupBroken(f"members changed between arrival and first collective: {rows}")
         return decide_source(plan, members)
@@ -231,7 +233,7 @@ class Former:
         if rank == source:
             self._state.staging.copy_from(self._state.snapshot)
         self._hit("broadcast", rank)
-        self._group.broadcast(self._state.staging.buffer, source)
+        self._group.broadcast("broadcast", self._state.staging.buffer, source)
 
     def _compare(self, plan: Plan, rank: int, decision: Decision, received: bool) -> int:
         """Compare hashes of all ranks, then swap a received state in. The agreed hash."""
@@ -259,7 +261,7 @@ class Former:
     def _gather_hashes(self, received: bool) -> list[int]:
         own = self._state.staging if received else self._state.snapshot
         mine = torch.tensor([own.hash()], dtype=torch.int64)
-        return [int(value) for value in self._group.all_gather(mine)]
+        return [int(value) for value in self._group.all_gather("hash_compare", mine)]
 
 
 class _Clock:

@@ -337,6 +337,7 @@ class Generations(Generic[R]):
                 ranks=record.ranks,
                 metrics=record.metrics,
                 activity=activity,
+                collectives=self.group.meter.take(),
                 how=how,
             )
         )

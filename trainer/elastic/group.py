@@ -35,6 +35,7 @@ from torch.distributed.distributed_c10d import Store, _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from rallypoint.daemon.shared.timeouts import Timeouts
+from rallypoint.trainer.elastic.meter import Meter
 from rallypoint.trainer.errors import GroupBroken, RestartCold
 
 T = TypeVar("T")
@@ -75,6 +76,7 @@ class ProcessGroup:
     ) -> None:
         """``on_stuck(why)`` must end the process: something cannot be ended from inside it.
         ``collective()`` is entered while this rank waits in one."""
+        self.meter = Meter()
         self._timeouts = timeouts
         self._collective = collective
         self._device = device
@@ -238,17 +240,20 @@ class ProcessGroup:
         finally:
             self._inside = outer
 
-    def all_gather(self, value: Tensor) -> list[Tensor]:
+    def all_gather(self, name: str, value: Tensor) -> list[Tensor]:
         out = [torch.empty_like(value) for _ in range(dist.get_world_size())]
-        self._wait(_require(dist.all_gather(out, value, async_op=True)), value)
+        with self.meter.collective(name, value):
+            self._wait(_require(dist.all_gather(out, value, async_op=True)), value)
         return out
 
-    def all_reduce_sum(self, value: Tensor) -> Tensor:
-        self._wait(_require(dist.all_reduce(value, async_op=True)), value)
+    def all_reduce_sum(self, name: str, value: Tensor) -> Tensor:
+        with self.meter.collective(name, value):
+            self._wait(_require(dist.all_reduce(value, async_op=True)), value)
         return value
 
-    def broadcast(self, value: Tensor, source: int) -> None:
-        self._wait(_require(dist.broadcast(value, source, async_op=True)), value)
+    def broadcast(self, name: str, value: Tensor, source: int) -> None:
+        with self.meter.collective(name, value):
+            self._wait(_require(dist.broadcast(value, source, async_op=True)), value)
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """DDP without its constructor's broadcast, which would take rank 0 for the source."""
@@ -275,7 +280,7 @@ class ProcessGroup:
     def _reduce_gradients(self, _: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket over ranks, as DDP would, but in a wait that can be ended."""
         gradients = bucket.buffer().div_(dist.get_world_size())
-        self._wait(_require(dist.all_reduce(gradients, async_op=True)), gradients)
+        self.all_reduce_sum("gradients", gradients)
         done: torch.futures.Future[Tensor] = torch.futures.Future()
         done.set_result(gradients)
         return done

@@ -12,6 +12,7 @@ from rallypoint.trainer.elastic.state import CommitRecord
 from rallypoint.trainer.errors import TrainerError
 
 _HEADER_FIELDS = 7
+HEADER_BYTES = 8 * _HEADER_FIELDS
 
 
 class Packet(msgspec.Struct, frozen=True):
@@ -48,7 +49,7 @@ def pack(packet: Packet, body: Tensor) -> Tensor:
 
 def unpack(rows: Sequence[Tensor]) -> tuple[list[Packet], list[Tensor]]:
     """Headers and bodies, in rank order."""
-    size = _HEADER_FIELDS * 8
+    size = HEADER_BYTES
     packets, bodies = [], []
     for row in rows:
         values = [int(x) for x in row[:size].clone().view(torch.int64)]

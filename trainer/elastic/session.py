@@ -130,11 +130,11 @@ class ElasticSession(Generations[R]):
 
     def all_gather(self, name: str, value: Tensor) -> list[Tensor]:
         with self.group.guard(name):
-            return self.group.all_gather(value)
+            return self.group.all_gather(name, value)
 
     def all_reduce_sum(self, name: str, value: Tensor) -> Tensor:
         with self.group.guard(name):
-            return self.group.all_reduce_sum(value)
+            return self.group.all_reduce_sum(name, value)
 
     def replicated(self, module: nn.Module) -> nn.Module:
         self.set_phase("wrap")

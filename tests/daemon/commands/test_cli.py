@@ -1,6 +1,7 @@
 """The command line: exit codes, messages, and what is loaded when."""
 
 import io
+import re
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from rallypoint import __version__
 from rallypoint.daemon import cli
 from rallypoint.daemon.commands import progress
 from rallypoint.daemon.executors.dirlock import DirectoryLock
+from rallypoint.daemon.shared.collectives import NAMES
 from rallypoint.daemon.shared.rundir import RunDir
 
 Captured = pytest.CaptureFixture[str]
@@ -68,6 +70,19 @@ def test_config_prints_toml_with_the_source_of_each_value(
     assert lines["hidden"].endswith("# task quadruped-velocity")
     assert lines["lam"].endswith("# default")
     assert "# group_init_s" in text
+
+
+@pytest.mark.slow
+def test_config_prints_the_collectives_with_their_bytes(capsys: Captured) -> None:
+    job = ["--workers", "3", "--set", "env.task=pointmass", "--set", "ppo.dtype=float64"]
+    assert cli.main(["config", "--collectives", *job]) == 0
+    text = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in text.splitlines()}
+    assert all(name in lines for name in NAMES)
+    assert re.search(r"all-gather +int64 +24 +72 ", lines["who_is_where"])
+    assert re.search(r"mean +float64 +([\d,]+) +\1 ", lines["gradients"])
+    assert "3 workers, 20 mini-batches" in text
+    assert "an iteration: 43 collectives" in text
 
 
 @pytest.mark.parametrize(

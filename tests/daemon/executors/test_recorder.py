@@ -10,6 +10,7 @@ from rallypoint.daemon.executors.journal import Journal
 from rallypoint.daemon.executors.metrics import Metrics
 from rallypoint.daemon.executors.recorder import Recorder
 from rallypoint.daemon.shared import messages
+from rallypoint.daemon.shared.collectives import Use
 from rallypoint.daemon.shared.config import Config, EnvSection, NodeSection
 from rallypoint.daemon.shared.plan import WorkerKey
 from tests.fakes.facts import A, B, committed, formed, plan
@@ -52,6 +53,18 @@ def test_committed_iterations_are_counted_once(recorder: Recorder, metrics: Metr
     assert value(metrics, 'rallypoint_envs{scope="global"}') == 16
     assert value(metrics, 'rallypoint_envs{scope="deficit"}') == 8
     assert value(metrics, "rallypoint_train_reward_mean") == 0.1
+
+
+def test_uses_of_collectives_add_up_over_workers(recorder: Recorder, metrics: Metrics) -> None:
+    form(recorder, 1, A, B, restore=True)
+    for key in (A, B):
+        uses = {"barrier": Use(1, 8, 0.25), "of_another_version": Use(1, 1, 1.0)}
+        recorder.take(committed(key, 1, {A: 60}, collectives=uses), 0.0, 0.0)
+    recorder.close()
+    assert value(metrics, 'rallypoint_collective_seconds_count{name="barrier"}') == 2
+    assert value(metrics, 'rallypoint_collective_seconds_sum{name="barrier"}') == 0.5
+    assert value(metrics, 'rallypoint_collective_bytes_total{name="barrier"}') == 16
+    assert value(metrics, 'rallypoint_collective_seconds_count{name="broadcast"}') == 0
 
 
 def test_a_differing_hash_is_counted_and_changes_nothing(

@@ -1,0 +1,115 @@
+"""Every collective that a job ever runs, in one table: printed, measured, and checked by tests.
+
+Their order and number never depend on data, and every rank takes part in each, also with nothing to
+contribute. A collective that does not stand here cannot be run.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+
+When = Literal["forming", "iteration", "mini_batch", "end"]
+WHEN: Final[dict[When, str]] = {
+    "forming": "once a generation",
+    "iteration": "once an iteration",
+    "mini_batch": "E·M times an iteration",
+    "end": "at the end of the job",
+}
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sizes of collectives depend on; `rallypoint.trainer.sizes` finds them for a job."""
+
+    parameters_bytes: int
+    """All parameters that are trained, and so all gradients of one mini-batch."""
+    state_bytes: int
+    """The shared state: parameters, optimiser, statistics, counters."""
+    record_values: int
+    """Length R of the learner's float64 record."""
+    header_bytes: int
+    """What precedes the record in the last collective."""
+    mini_batches: int
+    """E·M: mini-batches of one iteration."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective."""
+
+    name: str
+    when: When
+    operation: Literal["all-gather", "sum", "mean", "broadcast"]
+    dtype: str
+    """Number type; ``parameters`` is that of ``ppo.dtype``."""
+    size: str
+    """Bytes that one rank puts in, in words."""
+    size_bytes: Callable[[Sizes], int]
+    """The same as a number; of ``gradients`` all buckets of one mini-batch."""
+    meaning: str
+
+    def calls(self, sizes: Sizes) -> int:
+        """How often in one iteration (gradients: how many mini-batches)."""
+        return {"iteration": 1, "mini_batch": sizes.mini_batches}.get(self.when, 0)
+
+    def result_bytes(self, sizes: Sizes, world_size: int) -> int:
+        """Bytes that one rank holds afterwards: a gather brings those of every rank."""
+        ranks = world_size if self.operation == "all-gather" else 1
+        return ranks * self.size_bytes(sizes)
+
+
+TABLE: Final = (
+    Collective(
+        *("who_is_where", "forming", "all-gather", "int64", "24", lambda _: 24),
+        "last formed, prepared, committed of every member",
+    ),
+    Collective(
+        *("broadcast", "forming", "broadcast", "uint8", "the shared state"),
+        lambda sizes: sizes.state_bytes,
+        "from the source, if anybody receives",
+    ),
+    Collective(
+        *("hash_compare", "forming", "all-gather", "int64", "8", lambda _: 8),
+        "hash of the committed state",
+    ),
+    Collective(
+        *("advantage_moments", "iteration", "all-gather", "float64", "24", lambda _: 24),
+        "count, mean, m2",
+    ),
+    Collective(
+        *("mini_batch", "mini_batch", "sum", "float64", "24", lambda _: 24),
+        "ΣKL, samples, finite ranks",
+    ),
+    Collective(
+        *("gradients", "mini_batch", "mean", "parameters", "the parameters"),
+        lambda sizes: sizes.parameters_bytes,
+        "DDP, bucket by bucket",
+    ),
+    Collective(
+        *("last", "iteration", "all-gather", "uint8", "56 + 8·R"),
+        lambda sizes: sizes.header_bytes + 8 * sizes.record_values,
+        "7 int64 of header, then the learner's float64 record",
+    ),
+    Collective(
+        *("barrier", "iteration", "sum", "int64", "8", lambda _: 8),
+        "prepared becomes committed",
+    ),
+    Collective(
+        *("conclude", "end", "sum", "int64", "8", lambda _: 8),
+        "the others wait for rank 0's checkpoint",
+    ),
+)
+"""In the order in which they happen."""
+
+NAMES: Final = tuple(entry.name for entry in TABLE)
+
+
+class Use(msgspec.Struct, frozen=True, array_like=True):
+    """How one worker used a collective since its last report."""
+
+    calls: int
+    size_bytes: int
+    """What this worker put in, added up."""
+    seconds: float
+    """What it waited, added up."""

@@ -1,0 +1,49 @@
+"""Sizes of a job's collectives, from its real networks, env and record.
+
+``python -m rallypoint.trainer.sizes`` reads a configuration as JSON and writes `Sizes` as JSON: the
+supervisor's commands ask it in a process of its own, since they load no torch.
+"""
+
+import sys
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import torch
+
+from rallypoint.daemon.shared.collectives import Sizes
+from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.configload import from_json
+from rallypoint.trainer.elastic.packet import HEADER_BYTES
+from rallypoint.trainer.elastic.registry import StateRegistry
+from rallypoint.trainer.elastic.state import TrainingState
+from rallypoint.trainer.envs.factory import make_env
+from rallypoint.trainer.ppo import DTYPES, PpoLearner
+
+
+def find_sizes(config: Config) -> Sizes:
+    """Builds the learner, and runs a rollout of one step in one env block."""
+    short = replace(config, ppo=replace(config.ppo, rollout_steps=1))
+    env = make_env(short, dtype=DTYPES[config.ppo.dtype])
+    try:
+        learner = PpoLearner(short, env.spec, torch.device("cpu"))
+        registry = StateRegistry()
+        learner.register(registry)
+        state = TrainingState(registry)
+        env.assign(np.arange(config.env.block, dtype=np.int64), iteration=0)
+        learner.on_assign(env.env_ids)
+        record = learner.pack(learner.collect(env, 0, on_step=lambda _: None))
+    finally:
+        env.close()
+    return Sizes(
+        parameters_bytes=sum(p.nbytes for p in learner.module.parameters() if p.requires_grad),
+        state_bytes=state.snapshot.buffer.nbytes,
+        record_values=record.numel(),
+        header_bytes=HEADER_BYTES,
+        mini_batches=config.ppo.epochs * config.ppo.mini_batches,
+    )
+
+
+if __name__ == "__main__":
+    found = find_sizes(from_json(sys.stdin.buffer.read()))
+    sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
