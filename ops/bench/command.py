@@ -1,4 +1,4 @@
-"""``rallypoint bench recovery|throughput``: benchmarks, each beside a peer in the same run."""
+"""``rallypoint bench recovery|throughput|soak``: measurements of real jobs on this machine."""
 
 import argparse
 import itertools
@@ -11,17 +11,20 @@ from typing import Any
 from rallypoint.daemon.shared.command import Command
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.tasks import TASK_OVERRIDES
-from rallypoint.ops.bench import peer, recovery, report, throughput
+from rallypoint.ops.bench import peer, recovery, report, soak, throughput
 from rallypoint.ops.bench.job import Job
 from rallypoint.ops.bench.recovery import Kill
+from rallypoint.ops.bench.soak import Blow
 from rallypoint.ops.bench.throughput import Setting
+
+DEFAULT = "quadruped-velocity"
 
 
 @dataclass(frozen=True)
 class BenchCommand:
     """Starts jobs of its own in a temporary directory, and ends them."""
 
-    help: str = "measure recovery and throughput on this machine"
+    help: str = "measure recovery, throughput and endurance on this machine"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the benchmarks and their arguments."""
@@ -40,26 +43,37 @@ class BenchCommand:
         rates.add_argument("--iterations", type=int, default=20, metavar="N")
         rates.add_argument("--rounds", type=int, default=3, metavar="N")
         rates.add_argument("--seed", type=int, default=1, help="of the job")
-        for parts in (kills, rates):
-            _add_common(parts)
+        text = "many kills in one run, of workers and of the supervisor; what must hold after each"
+        blows = benchmarks.add_parser("soak", help=text, description=text)
+        blows.add_argument("--workers", type=int, default=3, metavar="N")
+        blows.add_argument("--kills", type=int, default=200, metavar="N")
+        blows.add_argument("--seed", type=int, default=1, help="of victims, moments and the job")
+        for parts, task in ((kills, DEFAULT), (rates, DEFAULT), (blows, "pointmass")):
+            _add_common(parts, task)
 
     def run(self, args: argparse.Namespace) -> int:
-        """0; 1 when a kill was not recovered from."""
+        """0; 1 when a kill was not recovered from, or something did not hold."""
+        failed = False
         with tempfile.TemporaryDirectory(prefix="rallypoint-bench-") as directory:
             if args.benchmark == "recovery":
                 document = _recovery(args, Path(directory))
                 text = report.recovery_text(document)
+                failed = document["recovered"] < args.kills
+            elif args.benchmark == "soak":
+                document = _soak(args, Path(directory))
+                text = report.soak_text(document)
+                failed = bool(document["violations"])
             else:
                 document = _throughput(args, Path(directory))
                 text = report.throughput_text(document)
         if args.output is not None:
             args.output.write_text(json.dumps(document, indent=1) + "\n")
         print(json.dumps(document) if args.json else text)
-        return 1 if args.benchmark == "recovery" and document["recovered"] < args.kills else 0
+        return 1 if failed else 0
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--task", default="quadruped-velocity", choices=sorted(TASK_OVERRIDES))
+def _add_common(parser: argparse.ArgumentParser, task: str) -> None:
+    parser.add_argument("--task", default=task, choices=sorted(TASK_OVERRIDES))
     text = "a further setting of the job; may be repeated"
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help=text
@@ -98,6 +112,23 @@ def _recovery(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         for number in range(0 if args.no_peer else args.peer_kills)
     ]
     return report.recovery_document(outcome, peers, _about(args))
+
+
+def _soak(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    if args.workers < 2 or args.kills < 2:
+        raise ConfigError(
+            f"--workers {args.workers} --kills {args.kills}: at least 2 workers (somebody must "
+            "survive) and 2 kills"
+        )
+    numbers = itertools.count(1)
+
+    def show(blow: Blow) -> None:
+        if not args.json:
+            print(report.blow_text(next(numbers), blow), flush=True)
+
+    with Job(directory, args.workers, ["job.iterations=none", *_job_settings(args)]) as job:
+        outcome = soak.measure(job, args.kills, args.seed, show)
+    return report.soak_document(outcome, {**_about(args), "kills": args.kills})
 
 
 def _throughput(args: argparse.Namespace, directory: Path) -> dict[str, Any]:

@@ -37,9 +37,18 @@ class JournalReader:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        new = [json.loads(line) for line in whole.splitlines() if line.strip()]
+        new = [line for raw in whole.splitlines() if (line := _line(raw)) is not None]
         self.lines += new
         return new
+
+
+def _line(raw: bytes) -> dict[str, Any] | None:
+    """A line of the journal; None for one that a killed supervisor did not write to its end."""
+    try:
+        line: dict[str, Any] = json.loads(raw)
+    except ValueError:
+        return None
+    return line
 
 
 class Job:
@@ -71,6 +80,17 @@ class Job:
             pass  # it has ended by itself, or it is ended below
         processes.end(self._process, STOP_BOUND_S)
         end_earlier(self.rundir)  # nothing is left, whatever became of the supervisor
+
+    @property
+    def pid(self) -> int:
+        """Of the supervisor."""
+        return self._process.pid
+
+    def kill_and_start_again(self) -> None:
+        """SIGKILL to the supervisor, and a new one on the same directory."""
+        self._process.kill()
+        self._process.wait()
+        self._process = processes.start(self._command, self.log)
 
     def status(self) -> dict[str, Any] | None:
         """The status document; None while there is no supervisor to ask yet. Raises `BenchError`

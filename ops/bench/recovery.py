@@ -91,7 +91,7 @@ def measure(job: Job, kills: int, seed: int, on_kill: Callable[[Kill], None]) ->
     return Recovery(
         kills=tuple(done),
         step_s=median(steps) if steps else None,
-        hash_mismatches=_mismatches(job),
+        hash_mismatches=hash_mismatches(job),
         iterations=sum(line["event"] == "iteration" for line in job.journal.lines),
         entry_stalls_s=tuple(entry_stalls(job.journal.lines)),
         error=error,
@@ -199,7 +199,7 @@ def _back_s(job: Job, slot: int, generation: int, kill_s: float) -> float | None
     return min(found, default=None)
 
 
-def _mismatches(job: Job) -> int:
+def hash_mismatches(job: Job) -> int:
     """State hashes that differed, as the supervisor logged them."""
     text = job.log.read_text(errors="replace") if job.log.exists() else ""
     names = ("state_hash_mismatch", "state_hash_conflict")

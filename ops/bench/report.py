@@ -9,6 +9,8 @@ import numpy as np
 
 from rallypoint.ops.bench.peer import BOUND_S, PeerKill
 from rallypoint.ops.bench.recovery import PHASES, Kill, Recovery
+from rallypoint.ops.bench.resources import Usage, growth
+from rallypoint.ops.bench.soak import KINDS, Blow, Soak
 from rallypoint.ops.bench.throughput import Round
 
 Figures = dict[str, float | int | None]
@@ -98,6 +100,57 @@ def kill_text(number: int, kill: Kill) -> str:
     )
 
 
+def soak_document(soak: Soak, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that one run of ``bench soak`` found."""
+    return {
+        "benchmark": "soak",
+        **settings,
+        "dealt": len(soak.blows),
+        "went_on": sum(blow.still_s is not None for blow in soak.blows),
+        "iterations": soak.iterations,
+        "generations": soak.generations,
+        "hash_mismatches": soak.hash_mismatches,
+        "still_s": {
+            kind: summary(blow.still_s for blow in soak.blows if blow.kind == kind)
+            for kind in KINDS
+        },
+        "held": {
+            name: {"n": len(samples), "growth": _growth(samples)}
+            for name, samples in soak.samples.items()
+        },
+        "violations": soak.violations,
+        "blows": [asdict(blow) for blow in soak.blows],
+    }
+
+
+def soak_text(document: Mapping[str, Any]) -> str:
+    """The document as two tables and a verdict."""
+    wrong = document["violations"]
+    head = f"{document['task']}, {document['workers']} workers, seed {document['seed']}"
+    outcome = (
+        f"{head}: {document['went_on']} of {document['kills']} kills survived, "
+        f"{document['iterations']} iterations in {document['generations']} generations, "
+        f"{document['hash_mismatches']} hash mismatches, {len(wrong)} violations"
+    )
+    return "\n".join(
+        [
+            outcome,
+            "",
+            f"{'training stood still, s, by victim':<34}{'n':>4}{'p50':>9}{'p95':>9}{'max':>9}",
+            *(_row(kind, document["still_s"][kind]) for kind in KINDS),
+            "",
+            f"{'held, early -> late (medians)':<34}{'n':>4}{'fds':>13}{'threads':>13}{'MiB':>17}",
+            *(_held_row(name, held) for name, held in document["held"].items()),
+            *(f"violation: {text}" for text in wrong),
+        ]
+    )
+
+
+def blow_text(number: int, blow: Blow) -> str:
+    """One kill, as it is over."""
+    return f"kill {number}: {', '.join(blow.victims)}: stood still for {_seconds(blow.still_s)} s"
+
+
 def throughput_document(rounds: Sequence[Round], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Medians over the rounds, and the rounds themselves."""
     names = ("env_only", "plain", "elastic", "training_over_env", "elastic_over_plain")
@@ -124,6 +177,20 @@ def throughput_text(document: Mapping[str, Any]) -> str:
         *(f"{name:<34}{document[key]:>12.3f}" for name, key in ratios),
     ]
     return "\n".join(lines)
+
+
+def _growth(samples: Sequence[Usage]) -> dict[str, Any] | None:
+    found = growth(samples)
+    return None if found is None else {name: asdict(one) for name, one in found.items()}
+
+
+def _held_row(name: str, held: Mapping[str, Any]) -> str:
+    found = held["growth"]
+    if found is None:
+        return f"{name:<34}{held['n']:>4}  too few samples"
+    fds, threads = (f"{found[k]['early']:g} -> {found[k]['late']:g}" for k in ("fds", "threads"))
+    early, late = (found["rss_bytes"][k] / 2**20 for k in ("early", "late"))
+    return f"{name:<34}{held['n']:>4}{fds:>13}{threads:>13}{f'{early:.1f} -> {late:.1f}':>17}"
 
 
 def _peer(peers: Sequence[PeerKill], ours_s: float | None) -> dict[str, Any]:
