@@ -33,7 +33,7 @@ OPTIONS = {
     "env": "backend task budget num_envs block max_envs",
     "ppo": "rollout_steps epochs mini_batches gamma lam clip learning_rate learning_rate_bounds"
     " desired_kl max_grad_norm value_coef entropy_coef hidden init_std std_bounds"
-    " normalise_observations dtype",
+    " normalise_observations dtype reduction",
     "checkpoint": "url every_iterations every_s keep_last",
     "metrics": "bind port",
     "log": "level format worker_file_bytes",

@@ -70,7 +70,9 @@ def pack(layout: Layout, rollout: Rollout, measured: Measured) -> Tensor:
     """This rank's record, float64 ``[R]``."""
     moments = [rollout.obs_moments[g].to_vector() for g in sorted(layout.obs_dims)]
     pairs = [*_pairs(rollout, measured)]
-    pairs += [(rollout.figures[name], rollout.env_steps) for name in layout.env_figures]
+    pairs += [
+        (rollout.figures[name].sum().item(), rollout.env_steps) for name in layout.env_figures
+    ]
     figures = torch.tensor(pairs, dtype=torch.float64, device=rollout.rewards.device)
     return torch.cat([*moments, figures.flatten()])
 

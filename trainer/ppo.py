@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rallypoint.daemon.shared.config import Config
 from rallypoint.trainer import figures
-from rallypoint.trainer.elastic.collectives import Collectives
+from rallypoint.trainer.elastic.collectives import Collectives, SingleProcess
 from rallypoint.trainer.elastic.registry import Scope, StateRegistry
 from rallypoint.trainer.envs.base import EnvSpec, VecEnv
 from rallypoint.trainer.errors import TrainerError
@@ -17,6 +17,7 @@ from rallypoint.trainer.figures import Layout, Measured
 from rallypoint.trainer.networks import ActorCritic, critic_group
 from rallypoint.trainer.normaliser import Normaliser
 from rallypoint.trainer.optimiser import Adam
+from rallypoint.trainer.ordered import RankReduction, Reduction
 from rallypoint.trainer.rng import policy_noise
 from rallypoint.trainer.rollout import EpisodeTracker, Rollout, collect
 from rallypoint.trainer.update import PpoUpdate
@@ -50,7 +51,8 @@ class PpoLearner:
         self._normaliser = Normaliser(self._obs_dims, device)
         self._episodes = EpisodeTracker(device)
         self._update = PpoUpdate(self.module, self._optimiser, ppo, config.job.seed)
-        self._measured = Measured()
+        self._reduction: Reduction = RankReduction(SingleProcess(), self.module)
+        self._measured: Sequence[Measured] = (Measured(),)
         self._layout = Layout(self._obs_dims, ())
 
     def register(self, registry: StateRegistry) -> None:
@@ -90,6 +92,7 @@ class PpoLearner:
             noise.to(self._device),
             iteration=iteration,
             block=self._block,
+            block_moments=self._ppo.reduction == "ordered",
             on_step=on_step,
         )
         self._layout = Layout(self._obs_dims, tuple(rollout.figures))
@@ -108,19 +111,20 @@ class PpoLearner:
 
         Raises what the collectives raise (`GroupBroken`); it may be run again on the same rollout
         once the state is back where it was."""
-        self._measured = self._update.run(
+        self._reduction, self._measured = self._update.run(
             rollout, collectives, module, iteration, on_optimiser_step
         )
 
     def pack(self, rollout: Rollout) -> Tensor:
         """This rank's record for the last collective: statistics deltas and sums of figures, float64
         ``[R]``. Depends only on the rollout and on what the last `update` measured."""
-        return figures.pack(self._layout, rollout, self._measured)
+        shards = zip(self._reduction.shards(rollout), self._measured, strict=True)
+        return self._reduction.pack([figures.pack(self._layout, *shard) for shard in shards])
 
     def merge(self, records: Sequence[Tensor]) -> dict[str, float]:
-        """Merge the records of all ranks, in rank order, into the global statistics, once per
+        """Merge the records that all ranks packed, in rank order, into the global statistics, once per
         iteration. The iteration's figures: global means; one without a sample anywhere is absent."""
-        here = [record.to(self._device) for record in records]
+        here = self._reduction.unpack([r.to(self._device) for r in records])
         deltas, merged = figures.unpack(self._layout, here)
         for group, delta in deltas.items():
             self._normaliser.merge(group, delta)

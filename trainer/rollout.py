@@ -1,7 +1,9 @@
 """What one rank collects in one iteration, and the loop that collects it."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import torch
@@ -55,12 +57,17 @@ class Rollout:
     """``[T, N]`` bool."""
     obs_moments: Mapping[str, Moments]
     """Per normalised observation group: moments of the raw observations, each counted once."""
+    episode_rows: Tensor
+    """Which env each of the episodes that ended in it belongs to, as an index into ``env_ids``, int64
+    ``[K]``."""
     episode_returns: Tensor
-    """Undiscounted returns of the episodes that ended in it, float64 ``[K]``."""
+    """Their undiscounted returns, float64 ``[K]``."""
     episode_lengths: Tensor
     """Their lengths in steps, float64 ``[K]``."""
-    figures: Mapping[str, float]
-    """Sums over all steps and envs of the figures that the env gives, by name."""
+    figures: Mapping[str, Tensor]
+    """Sums over the steps of the figures that the env gives, float64 ``[N]``, by name."""
+    block_moments: tuple[Mapping[str, Moments], ...] = ()
+    """``obs_moments`` of each env block alone, where they were asked for."""
 
     @property
     def env_steps(self) -> int:
@@ -71,6 +78,46 @@ class Rollout:
     def blocks(self) -> tuple[int, ...]:
         """Ids of the env blocks, ascending."""
         return tuple((self.env_ids[:: self.block] // self.block).tolist())
+
+    def by_block(self) -> tuple["Rollout", ...]:
+        """A rollout for each env block, in contiguous tensors of its own. ``block_moments`` must have
+        been asked for."""
+        return tuple(
+            self._part(i * self.block, moments) for i, moments in enumerate(self.block_moments)
+        )
+
+    def _part(self, start: int, moments: Mapping[str, Moments]) -> "Rollout":
+        rows = slice(start, start + self.block)
+        ended = (self.episode_rows >= rows.start) & (self.episode_rows < rows.stop)
+        cut = {name: getattr(self, name)[:, rows].contiguous() for name in _STEP_FIELDS}
+        same = self.critic_obs is self.actor_obs
+        critic_obs = cut["actor_obs"] if same else self.critic_obs[:, rows].contiguous()
+        return replace(
+            self,
+            env_ids=self.env_ids[rows],
+            critic_obs=critic_obs,
+            last_values=self.last_values[rows].clone(),
+            obs_moments=moments,
+            episode_rows=self.episode_rows[ended] - start,
+            episode_returns=self.episode_returns[ended],
+            episode_lengths=self.episode_lengths[ended],
+            figures={name: sums[rows].clone() for name, sums in self.figures.items()},
+            block_moments=(moments,),
+            **cut,
+        )
+
+
+_STEP_FIELDS: Final = (
+    "actor_obs",
+    "actions",
+    "mean",
+    "log_prob",
+    "values",
+    "rewards",
+    "terminated",
+    "truncated",
+)
+"""Tensors of a rollout that are ``[T, N, ...]``, the critic's observations aside."""
 
 
 class EpisodeTracker:
@@ -122,6 +169,7 @@ def collect(
     *,
     iteration: int,
     block: int,
+    block_moments: bool,
     on_step: Callable[[int], None],
 ) -> Rollout:
     """Run ``env`` for T steps with the action noise ``[T, N, A]``, whose dtype and device are those
@@ -141,7 +189,14 @@ def collect(
         steps.obs.append(_like(noise, result.obs))
         steps.episodes.append(tracker.step(reward, done))
         on_step(t)
-    return _assemble(policy, scaling, env, steps, noise, block)
+    rollout = _assemble(policy, scaling, env, steps, noise, block)
+    if not block_moments:
+        return rollout
+    groups = {g: torch.stack([obs[g] for obs in steps.obs[:-1]]) for g in scaling.by_group}
+    parts = {g: torch.split(raw, block, dim=1) for g, raw in groups.items()}
+    count = len(rollout.blocks)
+    by_block = [{g: _obs_moments(parts[g][b]) for g in parts} for b in range(count)]
+    return replace(rollout, block_moments=tuple(by_block))
 
 
 def _assemble(
@@ -172,7 +227,8 @@ def _assemble(
         rewards=torch.stack([r.reward for r in results]).to(like),
         terminated=torch.stack([r.terminated for r in results]).to(like.device),
         truncated=torch.stack([r.truncated for r in results]).to(like.device),
-        obs_moments={g: Moments.of(raw[g][:-1].flatten(0, 1)) for g in scaling.by_group},
+        obs_moments={g: _obs_moments(raw[g][:-1]) for g in scaling.by_group},
+        episode_rows=torch.cat([_done(r).nonzero()[:, 0] for r in results]).to(like.device),
         episode_returns=torch.cat(returns),
         episode_lengths=torch.cat(lengths),
         figures=_figure_sums(env.spec, results),
@@ -186,8 +242,13 @@ def _by_rows(network: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     return network(nn.functional.pad(rows, (0, 0, 0, LEAST_ROWS - count)))[:count]
 
 
-def _figure_sums(spec: EnvSpec, results: Sequence[StepResult]) -> dict[str, float]:
-    """Sums by figure, in a fixed order. Raises `EnvError` when names change between steps."""
+def _obs_moments(obs: Tensor) -> Moments:
+    """Of raw observations ``[T, N, D]``."""
+    return Moments.of(obs.contiguous().flatten(0, 1))
+
+
+def _figure_sums(spec: EnvSpec, results: Sequence[StepResult]) -> dict[str, Tensor]:
+    """Sums over steps ``[N]`` by figure, in a fixed order. Raises `EnvError` when names change between steps."""
     names = sorted(results[0].figures)
     for result in results:
         if sorted(result.figures) != names:
@@ -195,7 +256,8 @@ def _figure_sums(spec: EnvSpec, results: Sequence[StepResult]) -> dict[str, floa
                 f"task {spec.task!r} gave the figures {names} in one step of a rollout and "
                 f"{sorted(result.figures)} in another; they must be the same on every step"
             )
-    return {n: torch.stack([r.figures[n] for r in results]).sum().item() for n in names}
+    # Step by step: a reduction over the whole could add in another order for another N.
+    return {n: functools.reduce(torch.add, [r.figures[n] for r in results]) for n in names}
 
 
 def _done(result: StepResult) -> Tensor:

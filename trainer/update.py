@@ -1,13 +1,13 @@
 """The update of one iteration: E epochs of M mini-batches on the rollouts of all ranks.
 
-Every loss is a sum over this rank's samples, divided by the count over all ranks and multiplied by
-the world size, because DDP averages gradients over ranks. So W ranks, with whatever shares of the
-envs, step like one process on the union.
+Every loss is a sum over samples, divided by the count over all ranks. So W ranks, with whatever
+shares of the envs, step like one process on the union. How sums over ranks are made is a `Reduction`
+(`rallypoint.trainer.ordered`).
 """
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,7 @@ from rallypoint.trainer.losses import (
 )
 from rallypoint.trainer.networks import ActorCritic
 from rallypoint.trainer.optimiser import Adam
+from rallypoint.trainer.ordered import BlockReduction, RankReduction, Reduction
 from rallypoint.trainer.rng import permutation
 from rallypoint.trainer.rollout import Rollout
 from rallypoint.trainer.statistics import Moments, standardise
@@ -108,63 +109,85 @@ class PpoUpdate:
         module: nn.Module,
         iteration: int,
         on_optimiser_step: Callable[[], None],
-    ) -> Measured:
+    ) -> tuple[Reduction, Sequence[Measured]]:
         """E * M optimiser steps; ``module`` is the policy as `Collectives.replicated` wraps it.
+        How it reduced, and what it measured on each shard.
 
         May be broken off by `GroupBroken` anywhere, and be run again after the state has been put
         back: it keeps nothing between runs."""
         ppo = self._config
-        samples = self._samples(rollout, collectives)
-        measured = Measured()
+        reduction: Reduction = (
+            BlockReduction(collectives, self._policy, rollout.blocks)
+            if ppo.reduction == "ordered"
+            else RankReduction(collectives, module)
+        )
+        shards = self._samples(reduction, reduction.shards(rollout), collectives)
+        measured = [Measured() for _ in shards]
         for epoch in range(ppo.epochs):
-            for batch in samples.epoch(self._seed, iteration, epoch, ppo.mini_batches):
-                if self._step(batch, rollout.std, collectives, module, measured):
+            epochs = [s.epoch(self._seed, iteration, epoch, ppo.mini_batches) for s in shards]
+            for batches in zip(*epochs, strict=True):
+                if self._step(batches, rollout.std, collectives, reduction, measured):
                     on_optimiser_step()
                 collectives.hit("between_steps")
-        return measured
+        return reduction, measured
 
-    def _samples(self, rollout: Rollout, collectives: Collectives) -> MiniBatches:
-        """Advantages, standardised over all ranks, and the samples with them."""
-        advantages, returns = compute_gae(
-            rollout.rewards,
-            rollout.values,
-            rollout.last_values,
-            rollout.terminated,
-            rollout.truncated,
-            gamma=self._config.gamma,
-            lam=self._config.lam,
-        )
+    def _samples(
+        self, reduction: Reduction, shards: Sequence[Rollout], collectives: Collectives
+    ) -> list[MiniBatches]:
+        """Per shard, advantages, standardised over all ranks, and the samples with them."""
+        found = [
+            compute_gae(
+                shard.rewards,
+                shard.values,
+                shard.last_values,
+                shard.terminated,
+                shard.truncated,
+                gamma=self._config.gamma,
+                lam=self._config.lam,
+            )
+            for shard in shards
+        ]
         collectives.hit("gae")
-        local = Moments.of(advantages.flatten()).to_vector()
-        vectors = collectives.all_gather("advantage_moments", local)
+        local = [Moments.of(advantages.flatten()).to_vector() for advantages, _ in found]
+        vectors = reduction.gather("advantage_moments", local)
         moments = functools.reduce(Moments.merge, map(Moments.from_vector, vectors))
-        return MiniBatches(rollout, standardise(advantages, moments), returns)
+        return [
+            MiniBatches(shard, standardise(advantages, moments), returns)
+            for shard, (advantages, returns) in zip(shards, found, strict=True)
+        ]
 
     def _step(
         self,
-        batch: MiniBatch,
+        batches: Sequence[MiniBatch],
         std_old: Tensor,
         collectives: Collectives,
-        module: nn.Module,
-        measured: Measured,
+        reduction: Reduction,
+        measured: Sequence[Measured],
     ) -> bool:
-        """One mini-batch. False when no step was taken, on any rank, because a loss or the gradient
-        was not finite on some rank (or no rank had a sample)."""
+        """One mini-batch, which has a part in every shard. False when no step was taken, on any rank,
+        because a loss or the gradient was not finite in some shard (or none had a sample)."""
         ppo = self._config
-        loss, sums = _losses(batch, std_old, module, ppo)
-        samples = batch.returns.numel()
-        finite = bool(sums.isfinite().all())  # the loss is made of them
-        shared = torch.tensor([sums[_KL].item(), samples, finite], dtype=torch.float64)
-        shared = collectives.all_reduce_sum("mini_batch", shared.to(loss.device))
-        kl_sum, count, finite_ranks = shared.tolist()
+        losses, sums = zip(
+            *(_losses(b, std_old, reduction.module, ppo) for b in batches), strict=True
+        )
+        samples = [batch.returns.numel() for batch in batches]
+        shared = [
+            # The loss is made of the sums.
+            torch.tensor([x[_KL].item(), n, not x.isfinite().all()], dtype=torch.float64).to(
+                x.device
+            )
+            for x, n in zip(sums, samples, strict=True)
+        ]
+        kl_sum, count, not_finite = reduction.sum("mini_batch", shared).tolist()
         self._optimiser.clear_gradients()
         collectives.hit("backward_begin")
         # Always, so that every rank takes part in the reduction of gradients.
-        (loss * (collectives.world_size / max(count, 1.0))).backward()
+        reduction.backward(losses, 1.0 / max(count, 1.0))
         collectives.hit("backward_end")
         norm = self._clip()
-        if finite_ranks < collectives.world_size or not count or not math.isfinite(norm):
-            measured.skipped_steps += 1
+        if not_finite or not count or not math.isfinite(norm):
+            for shard in measured:
+                shard.skipped_steps += 1
             return False
         if ppo.desired_kl is not None:
             self._optimiser.learning_rate = next_learning_rate(
@@ -175,7 +198,8 @@ class PpoUpdate:
             )
         self._optimiser.step()
         self._policy.clamp_std()
-        measured.add(sums, samples, norm)
+        for shard, figures, n in zip(measured, sums, samples, strict=True):
+            shard.add(figures, n, norm)
         return True
 
     def _clip(self) -> float:

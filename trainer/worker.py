@@ -57,6 +57,8 @@ class Worker:
     def __init__(self, rundir: RunDir, key: WorkerKey) -> None:
         self.key = key
         self.config = config = from_json(rundir.config.read_bytes())
+        if config.ppo.reduction == "ordered":
+            torch.set_num_threads(1)  # the order of sums inside a kernel depends on it
         self.page = SlotPage(rundir.page(key.slot))
         self.page.put(incarnation=key.incarnation)
         self.failpoints = Failpoints.from_environment()

@@ -125,6 +125,9 @@ class PpoSection:
     """Standardise observations by global running statistics, frozen within an iteration."""
     dtype: Literal["float32", "float64"] = "float32"
     """Number type of observations, rewards, noise, rollout, networks and losses."""
+    reduction: Literal["ddp", "ordered"] = "ddp"
+    """How sums over ranks are made. ``ordered``: per env block, in the order of the blocks, so that no
+    bit depends on the number of workers; slow, on the CPU only, for tests and debugging."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,6 +152,11 @@ def _check_devices(config: Config) -> None:
             f"node.devices = {list(devices)} must name a GPU of its own for each of node.workers = "
             f"{workers} slots"
         )
+    if devices is not None and config.ppo.reduction == "ordered":
+        raise ConfigError(
+            f'ppo.reduction = "ordered" is exact on the CPU only, but node.devices = {list(devices)}; '
+            'take ppo.reduction = "ddp", or leave node.devices out'
+        )
 
 
 def items(config: Config) -> Iterable[tuple[str, Any]]:

@@ -43,7 +43,9 @@ def test_an_empty_rank_changes_nothing() -> None:
     alone, beside = merged(full), merged(full, rollout([], blocks=()))
     assert alone == beside
     assert alone["reward_mean"] == pytest.approx(full.rewards.mean().item())
-    assert alone["figure/distance_m"] == pytest.approx(full.figures["distance_m"] / full.env_steps)
+    assert alone["figure/distance_m"] == pytest.approx(
+        full.figures["distance_m"].sum().item() / full.env_steps
+    )
 
 
 def test_samples_weigh_alike_whatever_rank_they_come_from() -> None:

@@ -144,3 +144,10 @@ def test_values_are_shown_as_they_could_be_typed() -> None:
         for path, value in configload.items(config)
     ]
     assert load(command_line=typed).config == config
+
+
+def test_ordered_sums_are_for_the_cpu() -> None:
+    given = [parse_assignment("ppo.reduction=ordered"), parse_assignment("node.devices=[0,1]")]
+    with pytest.raises(ConfigError, match="exact on the CPU only"):
+        load(command_line=given)
+    assert load(command_line=given[:1]).config.ppo.reduction == "ordered"
