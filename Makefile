@@ -18,7 +18,7 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help run test lint clean
+.PHONY: help run test lint stubs clean
 
 help:
 	@sed -n '3,6s/^# *//p' Makefile
@@ -39,6 +39,12 @@ lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# daemon/etcd/rpc_pb2.py, by a compiler that is old enough for every protobuf that users may have.
+stubs:
+	$(PYTHON) -m venv build/stubs
+	build/stubs/bin/pip --disable-pip-version-check install grpcio-tools==1.71.2 setuptools
+	build/stubs/bin/python daemon/etcd/generate.py
 
 # Leaves runs/ alone.
 clean:

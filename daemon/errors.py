@@ -15,6 +15,14 @@ class LeaseExpiredError(StoreError):
     """The lease is unknown to the store: it expired or was revoked, and its keys are gone."""
 
 
+class StorePermissionError(StoreError):
+    """The store refuses this user, certificate or key."""
+
+
+class StoreQuotaError(StoreError):
+    """The store is full: reads and running leases go on, nothing can be written or granted."""
+
+
 class CompactedError(StoreError):
     """A watch asks for revisions that the store no longer has: list again, then watch from there.
 

@@ -32,8 +32,9 @@ def project_files() -> tuple[Path, ...]:
 
 
 def python_files() -> list[Path]:
-    """Every Python file, tests included."""
-    return [path for path in project_files() if path.suffix == ".py"]
+    """Every Python file, tests included, but for what protobuf's compiler makes."""
+    files = project_files()
+    return [p for p in files if p.suffix == ".py" and not p.name.endswith("_pb2.py")]
 
 
 def code_files() -> list[Path]:

@@ -55,10 +55,9 @@ class EmbeddedStore:
         self, puts: Mapping[str, bytes], compare: Mapping[str, int], lease: Lease | None = None
     ) -> Swapped:
         self._enter()
-        lease_id = self._lease_id(lease)
         succeeded = all(self._mod_revision(key) == wanted for key, wanted in compare.items())
         if succeeded:
-            self._write(puts, lease_id)
+            self._write(puts, self._lease_id(lease))
         current = {key: self._keys.get(key) for key in (*compare, *puts)}
         return Swapped(succeeded, self._revision, current)
 

@@ -75,7 +75,9 @@ WatchEvent = Put | Deleted
 
 
 class MembershipStore(Protocol):
-    """Every method raises `StoreUnavailableError` when no answer comes in time or after `close`."""
+    """Every method raises `StoreUnavailableError` when no answer comes in time or after `close`, and
+    may raise `StorePermissionError`; those that write may raise `StoreQuotaError`. A watch goes on by
+    itself once the store answers again."""
 
     async def get(self, key: str) -> KeyValue | None:
         """The key, or None when it does not exist."""
@@ -95,11 +97,12 @@ class MembershipStore(Protocol):
     ) -> Swapped:
         """One transaction: write all of ``puts`` if every key of ``compare`` still has that
         ``mod_revision`` (0: does not exist), else nothing. ``lease`` goes with all puts; raises
-        `LeaseExpiredError` when it is gone."""
+        `LeaseExpiredError` when it is gone and the comparison holds. Refused also when all was
+        written, its answer got lost, and somebody else has written since."""
         ...
 
     async def delete(self, key: str) -> bool:
-        """Whether the key existed."""
+        """Whether the key existed; False also when the answer to a first try got lost."""
         ...
 
     async def grant(self, ttl_s: float) -> Lease:

