@@ -19,6 +19,7 @@ from typing import Any, Final
 from rallypoint.daemon.executors import metrics
 from rallypoint.daemon.shared import configload, timeouts
 from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.profiles import PROFILES
 from rallypoint.daemon.shared.tasks import TASK_OVERRIDES
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "docs"
@@ -71,8 +72,8 @@ def configuration_page() -> str:
     parts = [
         """
         TOML. Precedence: command line (`--set section.key=value`) over the environment
-        (`RALLYPOINT_<SECTION>__<KEY>`) over the file over the task's overrides over these defaults.
-        `rallypoint config JOB.toml` prints the merged values and where each comes from. `none` unsets a key
+        (`RALLYPOINT_<SECTION>__<KEY>`) over the file over the task's overrides over the profile over these
+        defaults. `rallypoint config JOB.toml` prints the merged values and where each comes from. `none` unsets a key
         that may be unset. A key that does not exist is refused (exit code 2) with the nearest one that does,
         and so is a value out of range, with its origin.
 
@@ -97,8 +98,14 @@ def configuration_page() -> str:
         parts += [f"## [{section.name}]", documented.get(section.name, "")]
         parts.append(_table(("key", "type", "default", "meaning"), rows))
     parts += [
+        "## Profiles",
+        """
+        `job.profile` (`--profile`) fills in what nothing above it sets. Each difference between the two
+        trainers is one of these keys, and each may be set by itself.
+        """,
+        _table(("key", *(f"`{name}`" for name in PROFILES)), _profiles()),
         "## Overrides of tasks",
-        "A task sets these over the defaults, so that it learns well.",
+        "A task sets these over the profile, so that it learns well.",
     ]
     parts.append(_table(("task", "overrides"), _overrides()))
     parts += [
@@ -138,6 +145,12 @@ def type_text(kind: Any) -> str:
     if NoneType in arguments:
         return " or ".join([*(type_text(a) for a in arguments if a is not NoneType), "none"])
     return {int: "integer", float: "number", str: "text", bool: "true or false"}[kind]
+
+
+def _profiles() -> Iterable[tuple[str, ...]]:
+    for key in next(iter(PROFILES.values())):
+        values = (profile[key] for profile in PROFILES.values())
+        yield f"`{key}`", *(f"`{configload.shown(key, value)}`" for value in values)
 
 
 def _overrides() -> Iterable[tuple[str, str]]:

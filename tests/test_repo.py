@@ -26,14 +26,17 @@ FUNCTION_LINES = 60
 
 # Growth is a decision: a new option is added here, in its dataclass and in ARCHITECTURE.md.
 OPTIONS = {
-    "job": "name iterations env_steps seed min_workers max_workers",
+    "job": "name iterations env_steps seed profile min_workers max_workers",
     "node": "name bind advertise interface workers devices fork_server stop_grace_s",
     "membership": "backend detect_s hang_s join_debounce_s orphan_grace_s quarantine_after"
     " quarantine_cooldown_s",
     "env": "backend task budget num_envs block max_envs",
-    "ppo": "rollout_steps epochs mini_batches gamma lam clip learning_rate learning_rate_bounds"
-    " desired_kl max_grad_norm value_coef entropy_coef hidden init_std std_bounds"
-    " normalise_observations dtype reduction",
+    "ppo": "rollout_steps epochs mini_batches mini_batch_of permutation_scope permutation_every"
+    " micro_batches gamma lam time_out_bootstrap advantage_scope advantage_ddof clip value_loss"
+    " learning_rate learning_rate_bounds learning_rate_decision desired_kl kl_form max_grad_norm"
+    " grad_clip value_coef entropy_coef hidden critic_hidden activation noise init_std std_bounds"
+    " std_clamp normalise_actor normalise_critic normaliser_form normaliser_clip normaliser_prior"
+    " dtype reduction autocast compile",
     "checkpoint": "url every_iterations every_s keep_last",
     "metrics": "bind port",
     "log": "level format worker_file_bytes",
@@ -259,6 +262,27 @@ def sections() -> dict[str, type]:
 def test_configuration_options_are_the_agreed_ones() -> None:
     found = {name: [option.name for option in fields(kind)] for name, kind in sections().items()}
     assert found == {name: options.split() for name, options in OPTIONS.items()}
+
+
+def test_every_configuration_option_is_read() -> None:
+    """Somewhere in the code, beside the schema and the sets of values that fill it in."""
+    read = {
+        node.attr
+        for path in code_files()
+        if path.name not in ("config.py", "profiles.py", "tasks.py")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    named = {"job.profile"}  # read by its path, before there is a configuration
+    report(
+        (
+            f"{section}.{option.name}"
+            for section, kind in sections().items()
+            for option in fields(kind)
+            if option.name not in read and f"{section}.{option.name}" not in named
+        ),
+        "a key that nothing reads has no place in the schema",
+    )
 
 
 def test_every_configuration_option_is_documented() -> None:

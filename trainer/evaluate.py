@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -94,7 +94,8 @@ def configuration(loaded: LoadedCheckpoint) -> Config:
 
 def restore_learner(loaded: LoadedCheckpoint, config: Config, spec: EnvSpec) -> PpoLearner:
     """A learner with the state of a checkpoint. Raises `StateMismatch` when it does not fit."""
-    learner = PpoLearner(config, spec, torch.device("cpu"))
+    eager = replace(config, ppo=replace(config.ppo, compile=None))  # no compiler for a few passes
+    learner = PpoLearner(eager, spec, torch.device("cpu"))
     registry = StateRegistry()
     learner.register(registry)
     live = registry.shared()

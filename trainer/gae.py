@@ -36,3 +36,18 @@ def compute_gae(
     for t in reversed(range(deltas.shape[0])):
         advantage = torch.addcmul(deltas[t], decay[t], advantage, out=advantages[t])
     return advantages, advantages + values
+
+
+def with_final_values(
+    rewards: Tensor,
+    values: Tensor,
+    final_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    gamma: float,
+) -> Tensor:
+    """Rewards ``[T, N]`` with which `compute_gae` bootstraps a time-out by ``final_values`` ``[T, N]``,
+    the values of the true last observations, where it would take ``values``."""
+    timed_out = truncated.bool() & ~terminated.bool()
+    return torch.where(timed_out, rewards + gamma * (final_values - values), rewards)

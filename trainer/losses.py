@@ -33,6 +33,11 @@ def clipped_value_loss(
     return _reduce(torch.maximum((value - returns).square(), (near - returns).square()), reduction)
 
 
+def squared_value_loss(value: Tensor, returns: Tensor, *, reduction: Reduction = "mean") -> Tensor:
+    """``(V - R)^2`` over samples, without a factor 1/2."""
+    return _reduce((value - returns).square(), reduction)
+
+
 def gaussian_log_prob(actions: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Log density of actions ``[..., A]`` under a diagonal normal distribution, summed over A."""
     scaled = (actions - mean) / std

@@ -2,11 +2,20 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from rallypoint.daemon.shared.config import PpoSection
+
+ACTIVATIONS: Final[Mapping[str, type[nn.Module]]] = {
+    "elu": nn.ELU,
+    "silu": nn.SiLU,
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+}
+"""What ``[ppo] activation`` names."""
 
 
 def critic_group(obs_dims: Mapping[str, int]) -> str:
@@ -18,15 +27,27 @@ class ActorCritic(nn.Module):
     """A Gaussian policy with free standard deviations, and a value function.
 
     There are no buffers: statistics live in the state registry, so that DDP has nothing to broadcast.
+    The free parameter of the noise is ``log_std`` or ``noise_std``, ``[A]``, as configured.
     """
 
     def __init__(self, obs_dims: Mapping[str, int], action_dim: int, config: PpoSection) -> None:
         super().__init__()
-        self._log_std_bounds = tuple(math.log(bound) for bound in config.std_bounds)
-        self.actor = _mlp(obs_dims["actor"], config.hidden, action_dim)
-        self.critic = _mlp(obs_dims[critic_group(obs_dims)], config.hidden, 1)
-        self.log_std = nn.Parameter(torch.full((action_dim,), math.log(config.init_std)))
+        critic_hidden = config.hidden if config.critic_hidden is None else config.critic_hidden
+        activation = ACTIVATIONS[config.activation]
+        self.actor = _mlp(obs_dims["actor"], config.hidden, action_dim, activation)
+        self.critic = _mlp(obs_dims[critic_group(obs_dims)], critic_hidden, 1, activation)
+        self._log = config.noise == "log_std"
+        self._clamp_in_forward = config.std_clamp == "forward"
+        low, high = config.std_bounds
+        self._bounds = (math.log(low), math.log(high)) if self._log else (low, high)
+        start = math.log(config.init_std) if self._log else config.init_std
+        free = nn.Parameter(torch.full((action_dim,), start))
+        self.register_parameter("log_std" if self._log else "noise_std", free)
         self.clamp_std()
+        self._autocast = config.autocast is not None
+        if config.compile is not None:
+            for network in (self.actor, self.critic):  # in place: names of parameters stay
+                network.compile(backend=config.compile, dynamic=True)
 
     def forward(self, actor_obs: Tensor, critic_obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Action mean ``[B, A]``, standard deviation ``[A]`` and value ``[B]`` for normalised
@@ -35,29 +56,46 @@ class ActorCritic(nn.Module):
 
     def mean(self, actor_obs: Tensor) -> Tensor:
         """Action mean ``[B, A]``."""
-        mean: Tensor = self.actor(actor_obs)
-        return mean
+        return self._run(self.actor, actor_obs)
 
     def std(self) -> Tensor:
         """Standard deviation of the action noise, ``[A]``."""
-        return self.log_std.exp()
+        free: Tensor = self.free_noise()
+        if self._clamp_in_forward:
+            free = free.clamp(*self._bounds)
+        return free.exp() if self._log else free.clone()
+
+    def free_noise(self) -> nn.Parameter:
+        """The free parameter of the action noise, ``[A]``."""
+        return self.get_parameter("log_std" if self._log else "noise_std")
 
     def value(self, critic_obs: Tensor) -> Tensor:
         """Value ``[B]``."""
-        value: Tensor = self.critic(critic_obs)
-        return value.squeeze(-1)
+        return self._run(self.critic, critic_obs).squeeze(-1)
+
+    def _run(self, network: nn.Sequential, obs: Tensor) -> Tensor:
+        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self._autocast):
+            out: Tensor = network(obs)
+        return out.to(obs.dtype)
 
     def clamp_std(self) -> None:
-        """Put the standard deviations back into their bounds; to be called after each optimiser
-        step. (A clamp in the forward pass would cut the gradient, and so never let go again.)"""
-        low, high = self._log_std_bounds
-        with torch.no_grad():
-            self.log_std.clamp_(low, high)
+        """Put the free parameter back into its bounds, unless the forward pass clamps it; to be called
+        after each optimiser step. (A clamp in the forward pass cuts the gradient, and so never lets go
+        again.)"""
+        if not self._clamp_in_forward:
+            with torch.no_grad():
+                self.free_noise().clamp_(*self._bounds)
+
+    def clip_groups(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """Parameters of the policy (its noise among them) and of the critic."""
+        return [*self.actor.parameters(), self.free_noise()], list(self.critic.parameters())
 
 
-def _mlp(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
+def _mlp(
+    inputs: int, hidden: Sequence[int], outputs: int, activation: type[nn.Module]
+) -> nn.Sequential:
     layers: list[nn.Module] = []
     for width in hidden:
-        layers += [nn.Linear(inputs, width), nn.ELU()]
+        layers += [nn.Linear(inputs, width), activation()]
         inputs = width
     return nn.Sequential(*layers, nn.Linear(inputs, outputs))

@@ -10,11 +10,13 @@ spread over ranks. It sends a gradient per block and mini-batch; for tests and d
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from rallypoint.trainer.elastic.collectives import Collectives
 from rallypoint.trainer.errors import TrainerError
@@ -42,9 +44,14 @@ class Reduction(Protocol):
         """Sum over the shards of all ranks of a float64 vector per shard."""
         ...
 
+    def accumulate(self, losses: Callable[[], Sequence[Tensor]]) -> None:
+        """Keep the gradients of losses (one per shard) on this rank, for the next `backward`. The
+        forward pass is in the call."""
+        ...
+
     def backward(self, losses: Sequence[Tensor], scale: float) -> None:
-        """Set the gradients to those of ``scale`` times the sum of the losses (one per shard) over
-        the shards of all ranks."""
+        """Set the gradients, which must be clear but for those kept, to those of ``scale`` times the
+        sum of the losses (one per shard), kept ones included, over the shards of all ranks."""
         ...
 
     def pack(self, vectors: Sequence[Tensor]) -> Tensor:
@@ -74,10 +81,23 @@ class RankReduction:
         (vector,) = vectors
         return self._collectives.all_reduce_sum(name, vector)
 
+    def accumulate(self, losses: Callable[[], Sequence[Tensor]]) -> None:
+        with self._unreduced():
+            (loss,) = losses()
+            torch.autograd.backward(loss)
+
     def backward(self, losses: Sequence[Tensor], scale: float) -> None:
         (loss,) = losses
-        # DDP averages over ranks.
-        (loss * (scale * self._collectives.world_size)).backward()  # type: ignore[no-untyped-call]
+        mean_scale = scale * self._collectives.world_size  # DDP averages over ranks
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:  # kept
+                parameter.grad.mul_(mean_scale)
+        torch.autograd.backward(loss * mean_scale)
+
+    def _unreduced(self) -> AbstractContextManager[None]:
+        if isinstance(self.module, DistributedDataParallel):
+            return self.module.no_sync()
+        return nullcontext()
 
     def pack(self, vectors: Sequence[Tensor]) -> Tensor:
         (vector,) = vectors
@@ -94,6 +114,8 @@ class BlockReduction:
         """Tells all ranks who brings which blocks. Raises `TrainerError` when two bring the same."""
         self._collectives = collectives
         self.module = policy
+        self._kept: list[list[Tensor]] = []
+        """Gradients of each shard, by micro-batch."""
         counts = collectives.all_gather("block_count", torch.tensor([len(blocks)]))
         self._width = max(1, *(int(count) for count in counts))
         mine = torch.full((self._width,), -1)  # no block: an empty shard, or padding
@@ -113,13 +135,21 @@ class BlockReduction:
     def sum(self, name: str, vectors: Sequence[Tensor]) -> Tensor:
         return _sum(self.gather(name, vectors), like=vectors[0])
 
+    def accumulate(self, losses: Callable[[], Sequence[Tensor]]) -> None:
+        self._kept.append([self._gradient(loss) for loss in losses()])
+
     def backward(self, losses: Sequence[Tensor], scale: float) -> None:
         parameters = list(self.module.parameters())
-        rows = [_flat(torch.autograd.grad(loss * scale, parameters)) for loss in losses]
+        parts = [*self._kept, [self._gradient(loss) for loss in losses]]
+        self._kept = []
+        rows = [_sum(shard, like=shard[0]) * scale for shard in zip(*parts, strict=True)]
         total = _sum(self.gather("block_gradients", rows), like=rows[0])
-        parts = torch.split(total, [p.numel() for p in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
+        split = torch.split(total, [p.numel() for p in parameters])
+        for parameter, part in zip(parameters, split, strict=True):
             parameter.grad = part.view_as(parameter).clone()  # aligned as a fresh tensor is
+
+    def _gradient(self, loss: Tensor) -> Tensor:
+        return _flat(torch.autograd.grad(loss, list(self.module.parameters())))
 
     def pack(self, vectors: Sequence[Tensor]) -> Tensor:
         rows = torch.stack(tuple(vectors))

@@ -14,7 +14,7 @@ from rallypoint.trainer.elastic.registry import Scope, StateRegistry
 from rallypoint.trainer.envs.base import EnvSpec, VecEnv
 from rallypoint.trainer.errors import TrainerError
 from rallypoint.trainer.figures import Layout, Measured
-from rallypoint.trainer.networks import ActorCritic, critic_group
+from rallypoint.trainer.networks import ActorCritic
 from rallypoint.trainer.normaliser import Normaliser
 from rallypoint.trainer.optimiser import Adam
 from rallypoint.trainer.ordered import RankReduction, Reduction
@@ -46,14 +46,12 @@ class PpoLearner:
             module = ActorCritic(spec.obs_dims, spec.action_dim, ppo)
         self.module = module.to(device, self._dtype)
         self._optimiser = Adam(self.module.named_parameters(), ppo.learning_rate)
-        seen = {"actor", critic_group(spec.obs_dims)} if ppo.normalise_observations else set()
-        self._obs_dims = {group: spec.obs_dims[group] for group in sorted(seen)}
-        self._normaliser = Normaliser(self._obs_dims, device)
+        self._normaliser = Normaliser(spec.obs_dims, ppo, device)
         self._episodes = EpisodeTracker(device)
         self._update = PpoUpdate(self.module, self._optimiser, ppo, config.job.seed)
         self._reduction: Reduction = RankReduction(SingleProcess(), self.module)
         self._measured: Sequence[Measured] = (Measured(),)
-        self._layout = Layout(self._obs_dims, ())
+        self._layout = Layout(self._normaliser.dims, ())
 
     def register(self, registry: StateRegistry) -> None:
         """Register all state: ``model``, ``optimiser`` (learning rate included) and ``normaliser``."""
@@ -93,9 +91,10 @@ class PpoLearner:
             iteration=iteration,
             block=self._block,
             block_moments=self._ppo.reduction == "ordered",
+            final_obs=self._ppo.time_out_bootstrap == "final_obs",
             on_step=on_step,
         )
-        self._layout = Layout(self._obs_dims, tuple(rollout.figures))
+        self._layout = Layout(self._normaliser.dims, tuple(rollout.figures))
         return rollout
 
     def update(

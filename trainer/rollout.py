@@ -36,7 +36,7 @@ class Rollout:
     actor_obs: Tensor
     """Normalised with the statistics of the iteration before, ``[T, N, D]``."""
     critic_obs: Tensor
-    """Likewise; the same tensor as ``actor_obs`` where critic and actor see the same group."""
+    """Likewise; the same tensor as ``actor_obs`` where critic and actor see the same."""
     actions: Tensor
     """``[T, N, A]``."""
     mean: Tensor
@@ -49,6 +49,9 @@ class Rollout:
     """``[T, N]``."""
     last_values: Tensor
     """Values of the observations after the last step, ``[N]``."""
+    final_values: Tensor | None
+    """Values of the observations that episodes ended with, ``[T, N]``; what stands where none ended is
+    of no use. None: time-outs are bootstrapped by ``values``."""
     rewards: Tensor
     """``[T, N]``."""
     terminated: Tensor
@@ -90,6 +93,7 @@ class Rollout:
         rows = slice(start, start + self.block)
         ended = (self.episode_rows >= rows.start) & (self.episode_rows < rows.stop)
         cut = {name: getattr(self, name)[:, rows].contiguous() for name in _STEP_FIELDS}
+        final = self.final_values
         same = self.critic_obs is self.actor_obs
         critic_obs = cut["actor_obs"] if same else self.critic_obs[:, rows].contiguous()
         return replace(
@@ -97,6 +101,7 @@ class Rollout:
             env_ids=self.env_ids[rows],
             critic_obs=critic_obs,
             last_values=self.last_values[rows].clone(),
+            final_values=None if final is None else final[:, rows].contiguous(),
             obs_moments=moments,
             episode_rows=self.episode_rows[ended] - start,
             episode_returns=self.episode_returns[ended],
@@ -117,7 +122,7 @@ _STEP_FIELDS: Final = (
     "terminated",
     "truncated",
 )
-"""Tensors of a rollout that are ``[T, N, ...]``, the critic's observations aside."""
+"""Tensors of a rollout that are ``[T, N, ...]``, the critic's observations and final values aside."""
 
 
 class EpisodeTracker:
@@ -170,11 +175,12 @@ def collect(
     iteration: int,
     block: int,
     block_moments: bool,
+    final_obs: bool,
     on_step: Callable[[int], None],
 ) -> Rollout:
     """Run ``env`` for T steps with the action noise ``[T, N, A]``, whose dtype and device are those
-    of the rollout; ``on_step(t)`` is called after each step. Raises `EnvError` when the env breaks
-    its contract."""
+    of the rollout; ``on_step(t)`` is called after each step. With ``final_obs`` the rollout has
+    ``final_values``. Raises `EnvError` when the env breaks its contract."""
     scaling = normaliser.scaling(noise.dtype)
     std = policy.std()
     steps = _Steps([_like(noise, env.begin_rollout(iteration))], [], [], [], [])
@@ -189,45 +195,76 @@ def collect(
         steps.obs.append(_like(noise, result.obs))
         steps.episodes.append(tracker.step(reward, done))
         on_step(t)
-    rollout = _assemble(policy, scaling, env, steps, noise, block)
+    final = _final_values(policy, scaling, env, steps, noise) if final_obs else None
+    rollout = _assemble(policy, scaling, env, steps, noise, block, final)
     if not block_moments:
         return rollout
-    groups = {g: torch.stack([obs[g] for obs in steps.obs[:-1]]) for g in scaling.by_group}
+    groups = {g: torch.stack([obs[g] for obs in steps.obs[:-1]]) for g in scaling.groups}
     parts = {g: torch.split(raw, block, dim=1) for g, raw in groups.items()}
     count = len(rollout.blocks)
     by_block = [{g: _obs_moments(parts[g][b]) for g in parts} for b in range(count)]
     return replace(rollout, block_moments=tuple(by_block))
 
 
+def _final_values(
+    policy: ActorCritic, scaling: Scaling, env: VecEnv, steps: _Steps, like: Tensor
+) -> Tensor:
+    critic = critic_group(env.spec.obs_dims)
+    final = []
+    for result in steps.results:
+        if result.final_obs is None:
+            raise EnvError(
+                f"task {env.spec.task!r} gives no final observations, which ppo.time_out_bootstrap = "
+                "'final_obs' needs; take 'pre_step'"
+            )
+        final.append(result.final_obs[critic].to(like))
+    return _values(policy, scaling.apply("critic", torch.stack(final)))
+
+
+def _values(policy: ActorCritic, critic_obs: Tensor) -> Tensor:
+    """Values ``[T, N]``, in few large passes."""
+    chunks = torch.split(critic_obs.flatten(0, 1), MOST_ROWS)
+    return torch.cat([_by_rows(policy.value, c) for c in chunks]).view(critic_obs.shape[:2])
+
+
 def _assemble(
-    policy: ActorCritic, scaling: Scaling, env: VecEnv, steps: _Steps, like: Tensor, block: int
+    policy: ActorCritic,
+    scaling: Scaling,
+    env: VecEnv,
+    steps: _Steps,
+    like: Tensor,
+    block: int,
+    final_values: Tensor | None,
 ) -> Rollout:
-    """Stack the steps; values are computed here, in few large passes."""
+    """Stack the steps, and compute their values."""
     critic = critic_group(env.spec.obs_dims)
     raw = {g: torch.stack([obs[g] for obs in steps.obs]) for g in dict.fromkeys(("actor", critic))}
-    obs = {group: scaling.apply(group, x) for group, x in raw.items()}
-    chunks = torch.split(obs[critic].flatten(0, 1), MOST_ROWS)
-    values = torch.cat([_by_rows(policy.value, chunk) for chunk in chunks])
-    values = values.view(obs[critic].shape[:2])
+    seen = scaling.apply("actor", raw["actor"])
+    if critic == "actor" and scaling.alike:
+        critic_seen = seen
+    else:
+        critic_seen = scaling.apply("critic", raw[critic])
+    values = _values(policy, critic_seen)
     actions, mean = torch.stack(steps.actions), torch.stack(steps.means)
     std = policy.std()
-    actor_obs, results = obs["actor"][:-1], steps.results
+    actor_obs, results = seen[:-1], steps.results
     returns, lengths = zip(*steps.episodes, strict=True)
     return Rollout(
         env_ids=env.env_ids.copy(),
         block=block,
         actor_obs=actor_obs,
-        critic_obs=actor_obs if critic == "actor" else obs[critic][:-1],
+        critic_obs=actor_obs if critic_seen is seen else critic_seen[:-1],
         actions=actions,
         mean=mean,
         std=std,
         log_prob=gaussian_log_prob(actions, mean, std),
         values=values[:-1],
         last_values=values[-1],
+        final_values=final_values,
         rewards=torch.stack([r.reward for r in results]).to(like),
         terminated=torch.stack([r.terminated for r in results]).to(like.device),
         truncated=torch.stack([r.truncated for r in results]).to(like.device),
-        obs_moments={g: _obs_moments(raw[g][:-1]) for g in scaling.by_group},
+        obs_moments={g: _obs_moments(raw[g][:-1]) for g in scaling.groups},
         episode_rows=torch.cat([_done(r).nonzero()[:, 0] for r in results]).to(like.device),
         episode_returns=torch.cat(returns),
         episode_lengths=torch.cat(lengths),

@@ -9,6 +9,7 @@ from rallypoint.daemon.shared.configload import Given, Resolved, from_text, load
 
 _SHORT: Final = {
     "job": "job.name",
+    "profile": "job.profile",
     "workers": "node.workers",
     "iterations": "job.iterations",
     "metrics_port": "metrics.port",
@@ -21,6 +22,11 @@ def add_configuration(parser: argparse.ArgumentParser) -> None:
         "file", nargs="?", type=Path, metavar="JOB.toml", help="configuration; none is needed"
     )
     parser.add_argument("--job", metavar="NAME", help="short for --set job.name=NAME")
+    parser.add_argument(
+        "--profile",
+        metavar="P",
+        help="sonic or rsl_rl: whose choices are the defaults (job.profile)",
+    )
     parser.add_argument("--workers", metavar="N", help="short for --set node.workers=N")
     parser.add_argument(
         "--iterations", metavar="K", help="stop after iteration K (short for job.iterations)"

@@ -20,6 +20,8 @@ class JobSection:
     """Stop at the first iteration that reaches this many global env steps. None: no bound."""
     seed: int = 1
     """Seed of every keyed random stream."""
+    profile: str = "sonic"
+    """Whose choices fill in what nobody else sets: ``sonic`` or ``rsl_rl``."""
     min_workers: int = 1
     """Below this many workers the job holds."""
     max_workers: int | None = None
@@ -97,37 +99,87 @@ class PpoSection:
     """Passes over a rollout, E."""
     mini_batches: int = 4
     """Mini-batches per epoch, M; each epoch makes M optimiser steps."""
+    mini_batch_of: Literal["trajectories", "transitions"] = "trajectories"
+    """What is shuffled into mini-batches: whole trajectories of envs, or single transitions."""
+    permutation_scope: Literal["block", "rank"] = "block"
+    """One permutation per env block, the same for every world size, or one over all that a rank has."""
+    permutation_every: Literal["epoch", "iteration"] = "epoch"
+    """A fresh permutation each epoch, or one per iteration for all of its epochs."""
+    micro_batches: int = 1
+    """Forward and backward passes that a mini-batch is split into, for less memory: gradients add up,
+    and are reduced and clipped once."""
     gamma: float = 0.99
     """Discount per step."""
     lam: float = 0.95
     """Lambda of generalised advantage estimation."""
+    time_out_bootstrap: Literal["pre_step", "final_obs"] = "pre_step"
+    """Whose value goes on where the time limit ends an episode: that of the observation before its last
+    step, or of the true last one, where the env gives it."""
+    advantage_scope: Literal["global", "per_rank", "mini_batch"] = "global"
+    """Whose moments advantages are standardised by: those of all ranks, of this rank's rollout, or of
+    this rank's part of the mini-batch."""
+    advantage_ddof: int = 1
+    """What is subtracted from the count in the variance of advantages: 1 unbiased, 0 biased."""
     clip: float = 0.2
     """Clip range of the policy ratio and of the value step."""
+    value_loss: Literal["clipped", "squared"] = "clipped"
+    """The greater of the squared errors with and without the value step clipped, or the squared error;
+    without a factor 1/2."""
     learning_rate: float = 1e-3
     """Learning rate at the start."""
     learning_rate_bounds: tuple[float, float] = (1e-5, 1e-2)
     """Least and greatest learning rate of the adaptive rule."""
+    learning_rate_decision: Literal["each_rank", "rank_0"] = "each_rank"
+    """Each rank decides in double precision from the same KL, or rank 0 does and sends the learning
+    rate as a float32: with more than one rank it is rounded to one."""
     desired_kl: float | None = 0.01
     """Target KL of the adaptive learning rate. None: constant learning rate."""
+    kl_form: Literal["exact", "sonic"] = "exact"
+    """Exact (0 for identical policies), or with SONIC's 1e-5 beside the ratio of standard deviations:
+    then the first mini-batch of every iteration raises the learning rate."""
     max_grad_norm: float | None = 1.0
     """Norm that the global gradient is clipped to. None: no clipping."""
+    grad_clip: Literal["joint", "separate"] = "joint"
+    """Clip the gradient of actor and critic together, or each by its own norm."""
     value_coef: float = 1.0
     """Weight of the value loss."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus."""
     hidden: tuple[int, ...] = (256, 128)
-    """Hidden layer widths of actor and critic."""
+    """Hidden layer widths of the actor."""
+    critic_hidden: tuple[int, ...] | None = None
+    """Hidden layer widths of the critic. None: those of the actor."""
+    activation: Literal["elu", "silu", "relu", "tanh"] = "elu"
+    """Activation between layers."""
+    noise: Literal["std", "log_std"] = "log_std"
+    """The free parameter of the action noise: its standard deviation, or the logarithm of it."""
     init_std: float = 1.0
     """Standard deviation of the action noise at the start."""
     std_bounds: tuple[float, float] = (0.05, 2.0)
     """Clamp of the action noise."""
-    normalise_observations: bool = True
-    """Standardise observations by global running statistics, frozen within an iteration."""
+    std_clamp: Literal["in_place", "forward"] = "in_place"
+    """Put the parameter back into the bounds after each step, or clamp what the forward pass takes of
+    it (no gradient outside of the bounds)."""
+    normalise_actor: bool = True
+    """Standardise what the actor sees by global running statistics, frozen within an iteration."""
+    normalise_critic: bool = True
+    """Likewise for the critic; one statistic where both see the same observations."""
+    normaliser_form: Literal["variance", "std"] = "variance"
+    """``(x - mean) / sqrt(variance + 1e-5)``, or ``(x - mean) / (std + 1e-2)``."""
+    normaliser_clip: float | None = 5.0
+    """Clamp of normalised observations. None: no clamp."""
+    normaliser_prior: int = 0
+    """Samples of mean 0 and variance 1 that the statistics start with, counted once in all."""
     dtype: Literal["float32", "float64"] = "float32"
     """Number type of observations, rewards, noise, rollout, networks and losses."""
     reduction: Literal["ddp", "ordered"] = "ddp"
     """How sums over ranks are made. ``ordered``: per env block, in the order of the blocks, so that no
     bit depends on the number of workers; slow, on the CPU only, for tests and debugging."""
+    autocast: Literal["bfloat16"] | None = None
+    """Run the networks in this precision, in rollouts and updates alike; parameters, losses and statistics
+    keep ``dtype``, which must be float32. None: off."""
+    compile: Literal["inductor", "aot_eager"] | None = None
+    """Backend of ``torch.compile`` for the networks. None: off."""
 
 
 @dataclass(frozen=True, kw_only=True)

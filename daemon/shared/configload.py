@@ -1,7 +1,7 @@
 """Loading the configuration: merge, check, and say where each value came from.
 
 Precedence: command line > environment ``RALLYPOINT_<SECTION>__<KEY>`` > TOML file > overrides of the
-task > defaults. A value on the command line or in the environment is a TOML value, else a string;
+task > profile > defaults. A value on the command line or in the environment is a TOML value, else a string;
 ``none`` stands for "not set" wherever a key may be unset (TOML has no null).
 """
 
@@ -22,6 +22,7 @@ import msgspec
 from rallypoint.daemon.shared import envbudget, failpoints, timeouts
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.errors import ConfigError
+from rallypoint.daemon.shared.profiles import PROFILES
 from rallypoint.daemon.shared.tasks import TASK_OVERRIDES
 
 ENVIRONMENT_PREFIX: Final = "RALLYPOINT_"
@@ -53,8 +54,11 @@ _BOUNDS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
         "ppo.rollout_steps": (1, math.inf),
         "ppo.epochs": (1, math.inf),
         "ppo.mini_batches": (1, math.inf),
+        "ppo.micro_batches": (1, math.inf),
         "ppo.gamma": (0, 1),
         "ppo.lam": (0, 1),
+        "ppo.advantage_ddof": (0, 1),
+        "ppo.normaliser_prior": (0, 1),
         "checkpoint.every_iterations": (1, math.inf),
         "checkpoint.keep_last": (1, math.inf),
         "metrics.port": (0, 65535),
@@ -126,23 +130,32 @@ def load(
     for item in given:
         _check_known(item)
         chosen[item.path] = item
-    task = chosen["env.task"].value if "env.task" in chosen else Config().env.task
-    if not isinstance(task, str) or task not in TASK_OVERRIDES:
-        origin = chosen["env.task"].origin
-        raise ConfigError(
-            f"env.task = {task!r} (from {origin}): no task has this name; "
-            f"there are {', '.join(sorted(TASK_OVERRIDES))}"
-        )
-    for path, value in TASK_OVERRIDES[task].items():
-        chosen.setdefault(path, Given(path, value, f"task {task}"))
+    for key, sets in (("env.task", TASK_OVERRIDES), ("job.profile", PROFILES)):
+        for path, value in _named_set(chosen, key, sets).items():
+            chosen.setdefault(path, value)
     config = _build(chosen)
     _check_devices(config)
+    _check_algorithm(config)
     envbudget.check(config)
     timeouts.derive(config, envbudget.world_size_range(config)[1])
     sources = {
         path: chosen[path].origin if path in chosen else "default" for path, _ in items(config)
     }
     return Resolved(config, MappingProxyType(sources))
+
+
+def _named_set(
+    chosen: Mapping[str, Given], key: str, sets: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Given]:
+    """The values that go with the chosen task or profile."""
+    name = chosen[key].value if key in chosen else dict(items(Config()))[key]
+    kind = key.partition(".")[2]
+    if not isinstance(name, str) or name not in sets:
+        raise ConfigError(
+            f"{key} = {name!r} (from {chosen[key].origin}): no {kind} has this name; "
+            f"there are {', '.join(sorted(sets))}"
+        )
+    return {path: Given(path, value, f"{kind} {name}") for path, value in sets[name].items()}
 
 
 def _check_devices(config: Config) -> None:
@@ -156,6 +169,24 @@ def _check_devices(config: Config) -> None:
         raise ConfigError(
             f'ppo.reduction = "ordered" is exact on the CPU only, but node.devices = {list(devices)}; '
             'take ppo.reduction = "ddp", or leave node.devices out'
+        )
+
+
+def _check_algorithm(config: Config) -> None:
+    ppo = config.ppo
+    if ppo.reduction == "ordered" and (ppo.advantage_scope, ppo.permutation_scope) != (
+        "global",
+        "block",
+    ):
+        raise ConfigError(
+            'ppo.reduction = "ordered" needs ppo.advantage_scope = "global" and ppo.permutation_scope = '
+            f'"block", not {ppo.advantage_scope!r} and {ppo.permutation_scope!r}: those depend on the '
+            "number of workers"
+        )
+    if config.ppo.autocast is not None and config.ppo.dtype != "float32":
+        raise ConfigError(
+            f"ppo.autocast = {config.ppo.autocast!r} goes with ppo.dtype = 'float32' only, not with "
+            f"{config.ppo.dtype!r}: torch does not cast it"
         )
 
 
@@ -323,6 +354,20 @@ def _check_value(path: str, value: Any, given: Given | None) -> None:
     if value is not None and path in _BOUNDS and not low <= value <= high:
         bound = f"at least {low:g}" if value < low else f"at most {high:g}"
         raise ConfigError(f"{path} = {value}{origin}: must be {bound}")
+    if path in ("ppo.learning_rate_bounds", "ppo.std_bounds") and not 0 < value[0] <= value[1]:
+        raise ConfigError(
+            f"{path} = {value}{origin}: both must be above 0, and the second not below the first"
+        )
+    if path in ("ppo.max_grad_norm", "ppo.normaliser_clip") and value is not None and value <= 0:
+        raise ConfigError(f"{path} = {value}{origin}: must be above 0; none switches it off")
+    if (
+        path in ("ppo.hidden", "ppo.critic_hidden")
+        and value is not None
+        and min(value, default=0) < 1
+    ):
+        raise ConfigError(
+            f"{path} = {value}{origin}: at least one layer is needed, each with a width of at least 1"
+        )
     if path in ("job.name", "node.name") and not _NAME.fullmatch(value):
         raise ConfigError(
             f"{path} = {value!r}{origin}: must start with a letter or digit and hold only letters, "

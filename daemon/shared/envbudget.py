@@ -42,6 +42,12 @@ def check(config: Config) -> None:
             f"env.block = {env.block} must be a multiple of 8 and of ppo.mini_batches = "
             f"{ppo.mini_batches}: each block gives block/mini_batches trajectories to a mini-batch"
         )
+    if env.block // ppo.mini_batches % ppo.micro_batches:
+        raise BudgetError(
+            f"ppo.micro_batches = {ppo.micro_batches} must divide env.block / ppo.mini_batches = "
+            f"{env.block // ppo.mini_batches}: each block gives the same number of trajectories to every "
+            f"micro-batch; take env.block = {ppo.mini_batches * ppo.micro_batches * 8} or fewer micro-batches"
+        )
     low, high = world_size_range(config)
     for world_size in range(low, high + 1):
         try:

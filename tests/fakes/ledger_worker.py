@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rallypoint.daemon.shared import messages
+from rallypoint.daemon.shared.config import PpoSection
 from rallypoint.daemon.shared.slotpage import SlotPage
 from rallypoint.trainer import update, worker
 from rallypoint.trainer.elastic.collectives import Collectives
@@ -27,6 +28,7 @@ from rallypoint.trainer.elastic.link import Link
 from rallypoint.trainer.elastic.registry import hash_text
 from rallypoint.trainer.elastic.state import CommitRecord, TrainingState
 from rallypoint.trainer.envs.base import VecEnv
+from rallypoint.trainer.minibatches import MiniBatch, MiniBatches
 from rallypoint.trainer.ppo import PpoLearner
 from rallypoint.trainer.rollout import Rollout
 
@@ -131,14 +133,16 @@ class LedgerLearner(PpoLearner):
         super().update(rollout, collectives, module, iteration, on_optimiser_step)
 
 
-class LedgerBatches(update.MiniBatches):
+class LedgerBatches(MiniBatches):
     """Notes which envs each mini-batch takes."""
 
-    def __init__(self, rollout: Rollout, advantages: Tensor, returns: Tensor) -> None:
-        super().__init__(rollout, advantages, returns)
+    def __init__(
+        self, rollout: Rollout, advantages: Tensor, returns: Tensor, config: PpoSection, seed: int
+    ) -> None:
+        super().__init__(rollout, advantages, returns, config, seed)
         self._env_ids = rollout.env_ids
 
-    def _take(self, rows: Tensor) -> update.MiniBatch:
+    def _take(self, rows: Tensor) -> MiniBatch:
         LEDGER.entered(self._env_ids[rows.numpy()])
         return super()._take(rows)
 

@@ -16,7 +16,7 @@ LAYOUT = Layout({}, ("distance_m",))
 
 def rollout(returns: list[float], *, blocks: tuple[int, ...] = (0,)) -> Rollout:
     """A rollout in which episodes with these returns ended."""
-    base = make_worker(config(normalise_observations=False), blocks).collect(1)
+    base = make_worker(config(normalise_actor=False, normalise_critic=False), blocks).collect(1)
     ended = torch.tensor(returns, dtype=torch.float64)
     return replace(base, episode_returns=ended, episode_lengths=torch.ones_like(ended))
 

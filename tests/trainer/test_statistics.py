@@ -1,6 +1,8 @@
 """Moments that merge, and the observation normaliser on top of them."""
 
+import functools
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rallypoint.trainer.normaliser import CLIP, Normaliser
+from rallypoint.daemon.shared.config import PpoSection
+from rallypoint.trainer.normaliser import Normaliser
 from rallypoint.trainer.statistics import Moments, standardise
 
 
@@ -17,6 +20,12 @@ def column(*values: float) -> Tensor:
 
 
 RANKS = [Moments.of(column(0, 2)), Moments.of(column(10, 12, 14)), Moments.of(column(-5))]
+
+
+def normaliser_of(size: int, **ppo: object) -> Normaliser:
+    """Of one group; keywords are keys of ``[ppo]``."""
+    section = replace(PpoSection(), **ppo)  # type: ignore[arg-type]
+    return Normaliser({"actor": size}, section, torch.device("cpu"))
 
 
 def assert_same(a: Moments, b: Moments, atol: float = 1e-12) -> None:
@@ -43,7 +52,7 @@ def test_numeric_19_the_difference_of_means_is_old_against_new() -> None:
 
 def test_numeric_21_shifted_ranks() -> None:
     generator = torch.Generator().manual_seed(0)
-    normaliser = Normaliser({"actor": 1}, torch.device("cpu"))
+    normaliser = normaliser_of(1)
     for _ in range(20):
         for rank in range(4):
             x = torch.randn(1000, 1, generator=generator, dtype=torch.float64) + 10 * rank
@@ -55,7 +64,7 @@ def test_numeric_21_shifted_ranks() -> None:
 
 
 def test_numeric_20_merging_nothing_changes_nothing() -> None:
-    normaliser = Normaliser({"actor": 2}, torch.device("cpu"))
+    normaliser = normaliser_of(2)
     normaliser.merge("actor", Moments.of(torch.tensor([[1.0, 2.0], [3.0, 5.0], [0.1, 0.7]])))
     before = {name: tensor.clone() for name, tensor in normaliser.tensors().items()}
     for _ in range(5):
@@ -65,7 +74,7 @@ def test_numeric_20_merging_nothing_changes_nothing() -> None:
 
 
 def test_numeric_20_counts_stay_exact_beyond_float32() -> None:
-    normaliser = Normaliser({"actor": 1}, torch.device("cpu"))
+    normaliser = normaliser_of(1)
     zero = torch.zeros(1, dtype=torch.float64)
     normaliser.merge("actor", Moments(2**24, zero, zero))
     normaliser.merge("actor", Moments.of(torch.ones(1, 1)))
@@ -73,11 +82,24 @@ def test_numeric_20_counts_stay_exact_beyond_float32() -> None:
     assert Moments.from_vector(Moments(2**40 + 1, zero, zero).to_vector()).count == 2**40 + 1
 
 
-def test_numeric_22_there_is_no_prior_to_count_twice() -> None:
-    normaliser = Normaliser({"actor": 1}, torch.device("cpu"))
+def test_numeric_22_without_a_prior_the_first_iteration_is_raw() -> None:
+    normaliser = normaliser_of(1)
     assert normaliser.moments("actor").count == 0
     obs = torch.tensor([[0.5], [-2.0]])
-    assert torch.equal(normaliser.scaling(torch.float32).apply("actor", obs), obs)
+    torch.testing.assert_close(normaliser.scaling(torch.float32).apply("actor", obs), obs)
+
+
+def test_numeric_22_a_prior_is_counted_once() -> None:
+    """Three ranks, two iterations: mean 0, variance 1, count 1 enter once, not once a rank or a merge."""
+    normaliser = normaliser_of(1, normaliser_prior=1)
+    for _ in range(2):
+        for delta in RANKS:
+            normaliser.merge("actor", delta)
+    prior = Moments(1, torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
+    assert_same(
+        normaliser.moments("actor"), functools.reduce(Moments.merge, [prior, *RANKS, *RANKS])
+    )
+    assert normaliser.moments("actor").count == 13
 
 
 @pytest.mark.parametrize("sizes", [(24,), (8, 16), (3, 5, 16), (0, 24), (6, 6, 6, 6)], ids=str)
@@ -145,17 +167,36 @@ def standalone(moments: Moments) -> Moments:
 
 
 def test_the_normaliser_standardises_and_clamps() -> None:
-    normaliser = Normaliser({"actor": 1}, torch.device("cpu"))
+    normaliser = normaliser_of(1)
     normaliser.merge("actor", Moments.of(column(1, 3)))
     scaling = normaliser.scaling(torch.float64)
     obs = column(2, 3, 1000)
-    expected = column(0, (1 / (1 + 1e-5)) ** 0.5, CLIP)
+    expected = column(0, (1 / (1 + 1e-5)) ** 0.5, 5)
     torch.testing.assert_close(scaling.apply("actor", obs), expected)
-    assert torch.equal(scaling.apply("critic", obs), obs)  # a group without statistics stays raw
+
+
+def test_the_other_form_adds_to_the_standard_deviation_and_need_not_clamp() -> None:
+    normaliser = normaliser_of(1, normaliser_form="std", normaliser_clip=None)
+    normaliser.merge("actor", Moments.of(column(0, 4)))
+    scaled = normaliser.scaling(torch.float64).apply("actor", column(2, 4, 1002))
+    torch.testing.assert_close(scaled, column(0, 2 / 2.01, 1000 / 2.01))
+
+
+@pytest.mark.parametrize("actor", [True, False])
+@pytest.mark.parametrize("critic", [True, False])
+def test_actor_and_critic_are_normalised_by_themselves(actor: bool, critic: bool) -> None:
+    normaliser = normaliser_of(1, normalise_actor=actor, normalise_critic=critic)
+    assert list(normaliser.dims) == (["actor"] if actor or critic else [])
+    if normaliser.dims:
+        normaliser.merge("actor", Moments.of(column(1, 3)))
+    scaling, obs = normaliser.scaling(torch.float64), column(2, 3)
+    for network, on in (("actor", actor), ("critic", critic)):
+        assert torch.equal(scaling.apply(network, obs), obs) is not on
+    assert scaling.alike is (actor == critic)
 
 
 def test_the_normaliser_writes_in_place() -> None:
-    normaliser = Normaliser({"actor": 1}, torch.device("cpu"))
+    normaliser = normaliser_of(1)
     before = dict(normaliser.tensors())
     normaliser.merge("actor", Moments.of(column(1, 3)))
     assert all(normaliser.tensors()[name] is tensor for name, tensor in before.items())

@@ -11,8 +11,8 @@ from torch import Tensor
 from rallypoint.daemon.shared.config import Config
 from rallypoint.trainer.elastic.collectives import SingleProcess
 from rallypoint.trainer.errors import GroupBroken
+from rallypoint.trainer.minibatches import MiniBatches
 from rallypoint.trainer.rollout import Rollout
-from rallypoint.trainer.update import MiniBatches
 from tests.fakes.collectives import LockStepGroup, LockStepRank
 from tests.fakes.training import BLOCK, Worker, config, largest_difference, make_worker, train
 
@@ -125,7 +125,7 @@ def test_numeric_16_a_parameter_that_is_not_finite_is_noticed() -> None:
     worker = make_worker(config(), (0,))
     assert worker.learner.finite()
     with torch.no_grad():
-        worker.learner.module.log_std[0] = float("inf")
+        worker.learner.module.free_noise()[0] = float("inf")
     assert not worker.learner.finite()
 
 
@@ -153,8 +153,8 @@ def test_numeric_14_every_trajectory_is_in_one_step_of_each_epoch(
 def envs_of(rollout: Rollout, epoch: int) -> list[Counter[int]]:
     """How many samples of each env a rank puts into each mini-batch of an epoch."""
     ids = torch.from_numpy(rollout.env_ids).to(torch.float64).expand(T, -1)
-    samples = MiniBatches(rollout, advantages=ids, returns=ids)
-    batches = samples.epoch(seed=1, iteration=1, epoch=epoch, count=MINI_BATCHES)
+    samples = MiniBatches(rollout, ids, ids, config().ppo, seed=1)
+    batches = samples.epoch(iteration=1, epoch=epoch)
     return [Counter(int(i) for i in batch.returns.tolist()) for batch in batches]
 
 
@@ -162,8 +162,8 @@ def test_a_mini_batch_keeps_what_belongs_together() -> None:
     rollout = make_worker(config(), (1, 4)).collect(1)
     ids = torch.from_numpy(rollout.env_ids).to(torch.float64).expand(T, -1)
     steps = torch.arange(T, dtype=torch.float64)[:, None].expand(-1, 2 * BLOCK)
-    samples = MiniBatches(rollout, advantages=steps, returns=ids)
-    for batch in samples.epoch(seed=1, iteration=1, epoch=0, count=MINI_BATCHES):
+    samples = MiniBatches(rollout, steps, ids, config().ppo, seed=1)
+    for batch in samples.epoch(iteration=1, epoch=0):
         column = torch.searchsorted(torch.from_numpy(rollout.env_ids), batch.returns.long())
         where = (batch.advantage.long(), column)
         assert torch.equal(batch.actor_obs, rollout.actor_obs[where])

@@ -8,6 +8,7 @@ from rallypoint.daemon.shared import configload
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.configload import Given, from_text, load, parse_assignment
 from rallypoint.daemon.shared.errors import BudgetError, ConfigError
+from rallypoint.daemon.shared.profiles import PROFILES
 
 
 def write(path: Path, text: str) -> Path:
@@ -45,6 +46,37 @@ def test_the_task_that_wins_gives_the_overrides(tmp_path: Path) -> None:
     assert load(file, command_line=assigned("ppo.hidden=[8]")).config.ppo.hidden == (8,)
 
 
+def test_a_profile_is_below_the_task_and_above_the_schema(tmp_path: Path) -> None:
+    resolved = load(command_line=assigned("job.profile=rsl_rl"))
+    ppo, sources = resolved.config.ppo, resolved.sources
+    assert (ppo.grad_clip, sources["ppo.grad_clip"]) == ("separate", "profile rsl_rl")
+    assert (ppo.hidden, sources["ppo.hidden"]) == ((128, 128), "task quadruped-velocity")
+    assert (ppo.gamma, sources["ppo.gamma"]) == (0.99, "default")
+    file = write(tmp_path / "job.toml", '[job]\nprofile = "rsl_rl"\n[ppo]\ngrad_clip = "joint"\n')
+    resolved = load(file)
+    assert (resolved.config.ppo.grad_clip, resolved.sources["ppo.grad_clip"]) == (
+        "joint",
+        str(file),
+    )
+    assert resolved.config.ppo.mini_batch_of == "transitions"
+
+
+def test_the_profile_is_sonic_unless_told() -> None:
+    resolved = load()
+    assert resolved.config.job.profile == "sonic"
+    assert resolved.sources["ppo.kl_form"] == "profile sonic"
+    assert load(command_line=assigned("job.profile=sonic")).config == resolved.config
+
+
+def test_profiles_are_sets_of_values_for_the_same_keys() -> None:
+    keys = {tuple(profile) for profile in PROFILES.values()}
+    assert len(keys) == 1
+    for name, profile in PROFILES.items():
+        typed = [Given(path, value, name) for path, value in profile.items()]
+        values = dict(configload.items(load(command_line=typed).config))
+        assert {path: values[path] for path in profile} == dict(profile)
+
+
 def test_failpoint_variables_are_no_configuration() -> None:
     load(environ={"RALLYPOINT_FAILPOINTS": "rollout=kill", "RALLYPOINT_FAILPOINT_LOG": "x"})
 
@@ -71,10 +103,20 @@ def test_a_value_cannot_smuggle_in_other_keys() -> None:
         ("job.seed=abc", ("job.seed = 'abc'", "--set", "an integer")),
         ("ppo.hidden=3", ("a list of integers",)),
         ("ppo.learning_rate_bounds=[1]", ("a list of 2 numbers",)),
-        ("ppo.normalise_observations=1", ("true or false",)),
+        ("ppo.normalise_actor=1", ("true or false",)),
         ("env.backend=isaac", ("env.backend", "'embedded'")),
         ("env.task=walk", ("env.task = 'walk'", "cartpole, pointmass, quadruped-velocity")),
         ("env.task=[1]", ("no task",)),
+        ("job.profile=rsl-rl", ("job.profile = 'rsl-rl'", "--set", "no profile", "rsl_rl, sonic")),
+        ("ppo.kl_form=approximate", ("'exact' or 'sonic'",)),
+        ("ppo.advantage_ddof=2", ("at most 1",)),
+        ("ppo.micro_batches=3", ("ppo.micro_batches = 3", "env.block / ppo.mini_batches = 2")),
+        ("ppo.std_bounds=[0.5, 0.1]", ("ppo.std_bounds = (0.5, 0.1)", "above 0", "not below")),
+        ("ppo.learning_rate_bounds=[0, 1]", ("ppo.learning_rate_bounds", "above 0")),
+        ("ppo.hidden=[]", ("ppo.hidden", "at least one layer")),
+        ("ppo.critic_hidden=[8, 0]", ("ppo.critic_hidden = (8, 0)", "width of at least 1")),
+        ("ppo.max_grad_norm=0", ("ppo.max_grad_norm = 0", "above 0", "none")),
+        ("ppo.normaliser_clip=-1", ("ppo.normaliser_clip", "above 0")),
         ("log.level=loud", ("'debug' or 'info' or 'warning' or 'error'",)),
         ("ppo.gamma=nan", ("must be finite",)),
         ("ppo.gamma=1.5", ("ppo.gamma = 1.5", "at most 1")),
@@ -128,6 +170,18 @@ def test_the_hash_covers_what_workers_must_share_and_nothing_else() -> None:
 
     assert all(map(changed, ("job.seed=2", "env.num_envs=64", "ppo.gamma=0.9")))
     assert not any(map(changed, ("job.iterations=9", "node.workers=4", "log.level=debug")))
+
+
+def test_ordered_sums_need_choices_that_no_world_size_changes() -> None:
+    load(command_line=assigned("ppo.reduction=ordered"))
+    with pytest.raises(ConfigError, match=r"ordered.*'per_rank' and 'rank'"):
+        load(command_line=assigned("ppo.reduction=ordered", "job.profile=rsl_rl"))
+
+
+def test_half_precision_goes_with_float32_only() -> None:
+    load(command_line=assigned("ppo.autocast=bfloat16"))
+    with pytest.raises(ConfigError, match=r"ppo\.autocast = 'bfloat16' goes with .*'float64'"):
+        load(command_line=assigned("ppo.autocast=bfloat16", "ppo.dtype=float64"))
 
 
 def test_workers_read_back_what_was_written() -> None:
