@@ -1,6 +1,7 @@
 """Orders that decisions give. Executors carry them out and report back as events."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from rallypoint.daemon.core.records import JobState, MemberRecord
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
@@ -37,8 +38,9 @@ class KillWorker:
 
     key: WorkerKey
     reason: str
-    hang: bool = False
-    """It hangs: evidence of it and of its peers is saved before the kill."""
+    why: Literal["order", "hang", "protocol"] = "order"
+    """hang: evidence of it and of its peers is saved before the kill. protocol: nothing that it still
+    says is listened to."""
 
 
 @dataclass(frozen=True)

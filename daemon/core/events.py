@@ -137,6 +137,14 @@ class WorkerHung:
 
 
 @dataclass(frozen=True)
+class WorkerMisbehaved:
+    """The worker said what no worker of this protocol says: its program is not to be trusted."""
+
+    key: WorkerKey
+    reason: str
+
+
+@dataclass(frozen=True)
 class GenerationStuck:
     """All members wait for each other in this generation, and nothing moves."""
 
@@ -199,6 +207,7 @@ NodeEvent = (
     | WorkerLeft
     | WorkerExited
     | WorkerHung
+    | WorkerMisbehaved
     | GenerationStuck
     | QuarantineCleared
     | PlanSeen

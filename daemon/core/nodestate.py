@@ -57,6 +57,8 @@ class SlotState:
     fault: FaultRecord | None = None
     hung_incarnation: int = 0
     stuck_generation: int = 0
+    misbehaved: bool = False
+    """This life broke the protocol and is being ended; nothing that it says counts any more."""
 
     @property
     def live(self) -> bool:

@@ -25,6 +25,7 @@ from rallypoint.daemon.core.events import (
     WorkerFormed,
     WorkerHung,
     WorkerLeft,
+    WorkerMisbehaved,
     WorkerSpawned,
 )
 from rallypoint.daemon.core.nodestate import NodeState, SlotState
@@ -42,6 +43,7 @@ WorkerEvent = (
     | WorkerFaulted
     | WorkerLeft
     | WorkerHung
+    | WorkerMisbehaved
     | WorkerExited
 )
 Decision = tuple[NodeState, tuple[NodeAction, ...]]
@@ -66,15 +68,27 @@ _LISTED: dict[type, frozenset[WorkerState]] = {
     WorkerFaulted: _CONNECTED,
     WorkerLeft: _CONNECTED,
     WorkerHung: _WARM,
+    WorkerMisbehaved: _LIVE,
     WorkerExited: _LIVE,
 }
 """The slot states in which each event may come. What a worker itself says may also come after its
 exit was seen (it was still in the socket); then it is ignored, as is any event of an older life."""
 _PROCESS_EVENTS = (WorkerSpawned, SpawnFailed, WorkerExited)
+_SAID = (
+    WorkerBecameReady,
+    WorkerBroke,
+    WorkerFormed,
+    WorkerCommitted,
+    WorkerCheckpointed,
+    WorkerFaulted,
+    WorkerLeft,
+)
+"""What a worker itself says. Where it may not stand, the worker's program is at fault, not ours."""
 
 
 def take(state: NodeState, event: WorkerEvent, now: float) -> Decision:
-    """What an event about a worker changes. Raises `InvalidTransition` when it is not listed."""
+    """What an event about a worker changes. Raises `InvalidTransition` when it is not listed; a worker
+    that says what is not listed is ended instead."""
     key = event.key
     if key.node != state.policy.node or not 0 <= key.slot < len(state.slots):
         raise InvalidTransition(
@@ -88,12 +102,16 @@ def take(state: NodeState, event: WorkerEvent, now: float) -> Decision:
     known = key.incarnation == slot.incarnation
     if known and not slot.live and not isinstance(event, _PROCESS_EVENTS):
         return state, (Explain("stale_event", f"{name} of {key} came after its exit"),)
+    if known and slot.misbehaved and not isinstance(event, _PROCESS_EVENTS):
+        return state, (Explain("stale_event", f"{name} of {key}, which is being ended"),)
     if not known or slot.state not in _LISTED[type(event)]:
-        raise InvalidTransition(
+        text = (
             f"{name} of {key} while slot {slot.slot} is {slot.state!r} "
-            f"in incarnation {slot.incarnation}",
-            state.recent,
+            f"in incarnation {slot.incarnation}"
         )
+        if known and isinstance(event, _SAID):
+            return _end_misbehaved(state, slot, text)
+        raise InvalidTransition(text, state.recent)
     return _apply(state, slot, event, now)
 
 
@@ -135,6 +153,8 @@ def _apply(state: NodeState, slot: SlotState, event: WorkerEvent, now: float) ->
             return state, ()
         case WorkerHung(reason=reason):
             return _end_hung(state, slot, reason)
+        case WorkerMisbehaved(reason=reason):
+            return _end_misbehaved(state, slot, reason)
         case WorkerExited(code=code):
             return _end_of_life(state, slot, _exit_text(event), now, crashed=code is not None)
 
@@ -144,7 +164,13 @@ def _end_hung(state: NodeState, slot: SlotState, reason: str) -> Decision:
     if slot.hung_incarnation == slot.incarnation:
         return state, ()  # ordered already: the kill waits for the evidence
     state = state.with_slot(slot.slot, hung_incarnation=slot.incarnation)
-    return state, (KillWorker(key, reason, hang=True),)
+    return state, (KillWorker(key, reason, why="hang"),)
+
+
+def _end_misbehaved(state: NodeState, slot: SlotState, what: str) -> Decision:
+    """End a worker that broke the protocol; its life counts as one that failed."""
+    state = state.with_slot(slot.slot, misbehaved=True)
+    return state, (KillWorker(state.key(slot), f"protocol fault: {what}", why="protocol"),)
 
 
 def _shown(slot: SlotState, wanted: WorkerState) -> WorkerState:
@@ -194,7 +220,8 @@ def _form(state: NodeState, slot: SlotState, event: WorkerFormed) -> Decision:
     plan = next((p for p in state.plans if p.generation == generation), None)
     member = None if plan is None else plan.find(key)
     if newest is None or generation > newest.generation or (plan is not None and member is None):
-        raise InvalidTransition(f"{event}, but no plan seen has it there", state.recent)
+        text = f"it formed generation {generation}, but no plan seen has it there"
+        return _end_misbehaved(state, slot, text)
     if plan is None or member is None:
         text = f"{key} formed generation {generation}, long after plan {newest.generation}"
         return state, (Explain("stale_event", text),)
@@ -276,7 +303,7 @@ def _end_of_life(
     )
     if state.ending is not None:
         return state, (Explain("worker_gone", f"{key} {what}; not restarted: the node ends"),)
-    failed = not slot.left and (crashed or not slot.last_formed)
+    failed = not slot.left and (crashed or slot.misbehaved or not slot.last_formed)
     failures = slot.failures + (1 if failed else 0)
     delay_s = _backoff_s(failures) if failed else 0.0
     text = f"{key} {what}"

@@ -1,7 +1,8 @@
 """The control socket: supervisor and workers, frames of `daemon.shared.messages`.
 
 A client that sends something this version cannot take, that says nothing, or that does not read
-what it is sent is dropped with a log line; the others notice nothing.
+what it is sent is dropped with a log line; the others notice nothing. A worker that was accepted is
+then reported, since it would only send the same again.
 """
 
 import asyncio
@@ -31,7 +32,11 @@ class ControlHandler(Protocol):
         ...
 
     def take(self, message: messages.WorkerMessage) -> None:
-        """A message of an accepted worker, under that worker's own key."""
+        """A message of an accepted worker, under that worker's own key. Raises `ProtocolError`."""
+        ...
+
+    def misbehaved(self, key: WorkerKey, reason: str) -> None:
+        """The connection of this accepted worker was closed for what it sent on it."""
         ...
 
 
@@ -57,6 +62,12 @@ class ControlServer:
         if connection is not None:
             connection.send(message)
         return connection is not None
+
+    def drop(self, key: WorkerKey, reason: str) -> None:
+        """Close the connection of a worker at once; what it still sends is not read."""
+        connection = self._by_key.get(key)
+        if connection is not None:
+            connection.drop(reason)
 
     def when_closed(self, key: WorkerKey, within_s: float, callback: Callable[[], None]) -> None:
         """Call back once everything that the worker sent has been taken: when its connection has
@@ -90,6 +101,10 @@ class ControlServer:
         self._open.discard(connection)
         if connection.key is not None and self._by_key.get(connection.key) is connection:
             del self._by_key[connection.key]
+
+    def misbehaved(self, key: WorkerKey, reason: str) -> None:
+        """The connection of this worker was closed for what it sent."""
+        self._handler.misbehaved(key, reason)
 
     def received(self, connection: "_Connection", message: messages.WorkerMessage) -> None:
         """Raises `ProtocolError` for a message that may not stand here."""
@@ -151,7 +166,9 @@ class _Connection(asyncio.Protocol):
             for body in self._reader.feed(data):
                 self._server.received(self, messages.decode_from_worker(body))
         except ProtocolError as error:
-            self._drop(str(error))
+            self.drop(str(error))
+            if self.key is not None:
+                self._server.misbehaved(self.key, str(error))
 
     def send(self, message: messages.SupervisorMessage) -> None:
         if self._transport is None or self._transport.is_closing():
@@ -159,7 +176,7 @@ class _Connection(asyncio.Protocol):
         self._transport.write(messages.encode(message))
         unread = self._transport.get_write_buffer_size()
         if unread > MAX_UNREAD_BYTES:
-            self._drop(f"it left {unread} bytes unread")
+            self.drop(f"it left {unread} bytes unread")
 
     def call_when_closed(self, within_s: float, callback: Callable[[], None]) -> None:
         """Call once, when this connection has ended or ``within_s`` has passed."""
@@ -181,9 +198,10 @@ class _Connection(asyncio.Protocol):
 
     def _said_nothing(self) -> None:
         if self.key is None:
-            self._drop(f"no Hello within {HELLO_TIMEOUT_S:g} s")
+            self.drop(f"no Hello within {HELLO_TIMEOUT_S:g} s")
 
-    def _drop(self, reason: str) -> None:
+    def drop(self, reason: str) -> None:
+        """Close at once, and say why."""
         _log.warning("control_client_dropped", worker=self.key and str(self.key), reason=reason)
         if self._transport is not None:
             self._transport.abort()

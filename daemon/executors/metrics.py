@@ -39,6 +39,7 @@ RESTART_REASONS: Final = (
     "error",
     "fault",
     "hang",
+    "protocol",
     "killed",
     "spawn_failed",
     "unknown",

@@ -61,10 +61,10 @@ class Performer:
             case actions.StartWorker(key=key):
                 # Soon, not now: survivors must not wait for a newcomer's fork.
                 asyncio.get_running_loop().call_soon(self._workers.start, key)
-            case actions.KillWorker(key=key, reason=reason, hang=True):
+            case actions.KillWorker(key=key, reason=reason, why="hang"):
                 self._spawn(self._workers.kill_hung(key, reason), "evidence")
-            case actions.KillWorker(key=key, reason=reason):
-                self._workers.kill(key, reason)
+            case actions.KillWorker(key=key, reason=reason, why=why):
+                self._workers.kill(key, reason, why)
             case actions.WriteMember(record=record):
                 await self._membership.write_member(record)
             case actions.SendPlan(key=key, plan=plan):

@@ -76,6 +76,12 @@ class Recorder:
             self._metrics.add("env_steps_total", self._steps.used(r.record() for r in line.ranks))
             self.env_steps, self.figures = line.env_steps_total, line.metrics
 
+    @property
+    def newest_generation(self) -> int:
+        """Number of the newest plan that was published; 0 before any."""
+        plan = self.recovery.newest_plan
+        return 0 if plan is None else plan.generation
+
     def heard(self, key: WorkerKey) -> int:
         """How many messages of this worker have been taken."""
         return self._heard[key]

@@ -19,12 +19,22 @@ from rallypoint.daemon.executors.persist import StateFile
 from rallypoint.daemon.executors.processes import ProcessExecutor, ProcessExit, WorkerProcess
 from rallypoint.daemon.executors.recorder import Recorder
 from rallypoint.daemon.shared import messages
+from rallypoint.daemon.shared.errors import ProtocolError
 from rallypoint.daemon.shared.plan import WorkerKey
 from rallypoint.daemon.shared.rundir import RunDir
 from rallypoint.daemon.shared.slotpage import SlotCounters, SlotPage
 
 LAST_WORDS_S: Final = 0.2
 """How long the end of a process waits for what it sent before it died to be read."""
+
+_OF_A_GENERATION: Final = (
+    messages.Formed,
+    messages.Stepped,
+    messages.Broken,
+    messages.Committed,
+    messages.HashMismatch,
+    messages.CheckpointDone,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -66,9 +76,8 @@ class Workers:
         self._emit = emit
         self._pages: dict[WorkerKey, SlotPage] = {}
         self._left: set[WorkerKey] = set()
-        self._killed: dict[WorkerKey, str] = {}
-        self._hung: set[WorkerKey] = set()
-        """Those of them that hung."""
+        self._killed: dict[WorkerKey, tuple[str, str]] = {}
+        """Whom the supervisor killed: the reason in words, and as it is counted."""
         self._ended_how: dict[int, str] = {}
         """How the last life of each slot ended, until it is started again."""
 
@@ -109,13 +118,13 @@ class Workers:
         except OSError as error:
             _log.error("evidence_not_saved", worker=str(key), error=str(error))
         if not self.is_gone(key):
-            self.kill(key, reason, hang=True)
+            self.kill(key, reason, "hang")
 
-    def kill(self, key: WorkerKey, reason: str, *, hang: bool = False) -> None:
+    def kill(self, key: WorkerKey, reason: str, why: str = "order") -> None:
         """SIGKILL to the worker's process group; its end is reported as any other."""
-        self._killed[key] = reason
-        if hang:
-            self._hung.add(key)
+        self._killed[key] = reason, "killed" if why == "order" else why
+        if why == "protocol":
+            self.control.drop(key, reason)
         _log.warning("worker_killed", worker=str(key), reason=reason)
         self.processes.kill(key)
 
@@ -182,8 +191,19 @@ class Workers:
             return f"{text}, whose plan does not list it"
         return ""
 
+    def misbehaved(self, key: WorkerKey, reason: str) -> None:
+        """An accepted worker sent what is no message, or one that may not stand there."""
+        self._emit(events.WorkerMisbehaved(key, reason))
+
     def take(self, message: messages.WorkerMessage) -> None:
-        """A message of an accepted worker."""
+        """A message of an accepted worker. Raises `ProtocolError` for one about a generation that was
+        never published, before anything is written down of it."""
+        newest = self._recorder.newest_generation
+        if isinstance(message, _OF_A_GENERATION) and message.generation > newest:
+            raise ProtocolError(
+                f"{type(message).__name__} of {message.key} is about generation "
+                f"{message.generation}, but {newest} is the newest that was published"
+            )
         if isinstance(message, messages.AskCommit):
             answer = self._answer_commit(message)
             _log.info(
@@ -211,7 +231,7 @@ class Workers:
         key = ended.process.key
         fault = self._recorder.faults.get(key)
         by_agreement = key in self._left and ended.code in (0, None) and ended.signal is None
-        killed = self._killed.pop(key, None)
+        killed, counted = self._killed.pop(key, (None, None))
         self._left.discard(key)
         reason = ended.how
         if killed is not None:
@@ -219,9 +239,7 @@ class Workers:
         elif fault is not None:
             reason = f"{ended.how}: {fault.fingerprint}"
         if not by_agreement:
-            how = "hang" if key in self._hung else _restart_reason(ended, killed, fault)
-            self._ended_how[key.slot] = how
-        self._hung.discard(key)
+            self._ended_how[key.slot] = counted or _restart_reason(ended, fault)
         page = self._pages.pop(key)
         counters = page.read()
         page.close()
@@ -256,9 +274,7 @@ def _facts(message: messages.Hello) -> list[NodeEvent]:
     return [event for event in found if event is not None]
 
 
-def _restart_reason(ended: ProcessExit, killed: str | None, fault: messages.Fault | None) -> str:
-    if killed is not None:
-        return "killed"
+def _restart_reason(ended: ProcessExit, fault: messages.Fault | None) -> str:
     if fault is not None:
         return "fault"
     if ended.code is None and ended.signal is None:

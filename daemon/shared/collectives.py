@@ -6,7 +6,7 @@ contribute. A collective that does not stand here cannot be run.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -105,11 +105,15 @@ TABLE: Final = (
 NAMES: Final = tuple(entry.name for entry in TABLE)
 
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+"""A counter takes no other: a negative one is no message."""
+
+
 class Use(msgspec.Struct, frozen=True, array_like=True):
     """How one worker used a collective since its last report."""
 
-    calls: int
-    size_bytes: int
+    calls: Count
+    size_bytes: Count
     """What this worker put in, added up."""
     seconds: float
     """What it waited, added up."""

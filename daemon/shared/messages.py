@@ -8,10 +8,11 @@ the wrong type raises `ProtocolError`, which names what was wrong.
 
 import struct
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
-from rallypoint.daemon.shared.collectives import Use
+from rallypoint.daemon.shared.collectives import Count, Use
 from rallypoint.daemon.shared.errors import ProtocolError
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
@@ -116,7 +117,7 @@ class RankRecord(msgspec.Struct, frozen=True):
     blocks: tuple[int, ...]
     """Blocks whose rollout was used."""
     dropped: tuple[int, ...] = ()
-    env_steps: int = 0
+    env_steps: Count = 0
 
 
 class Committed(_Message, frozen=True, kw_only=True):
@@ -142,9 +143,8 @@ class StepsLost(_Message, frozen=True, kw_only=True):
     """Env steps this worker collected and will not use."""
 
     key: WorkerKey
-    reason: str
-    """``dropped`` or ``cut``."""
-    env_steps: int
+    reason: Literal["dropped", "cut"]
+    env_steps: Count
 
 
 class HashMismatch(_Message, frozen=True, kw_only=True):
@@ -174,7 +174,7 @@ class CheckpointDone(_Message, frozen=True, kw_only=True):
     path: str
     stall_s: float
     persist_s: float
-    size_bytes: int
+    size_bytes: Count
 
 
 class CheckpointFailed(_Message, frozen=True, kw_only=True):

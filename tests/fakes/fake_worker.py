@@ -8,7 +8,8 @@ State hashes are a function of the iteration.
 happens in the first iteration from this one on (0: before it is ready) that this life of the worker
 sees. ``grace_s`` (0) is how long it trains on without a supervisor, ``hello`` has fields that differ
 when it says Hello again, ``old`` leaves out what an older version does not say there. The actions are ``die`` (SIGKILL in the middle of a rollout), ``raise`` (a program error), ``exit``
-(code 3), ``hang`` (SIGSTOP) and ``garbage`` (bytes that are no message).
+(code 3), ``hang`` (SIGSTOP), ``garbage`` (bytes that are no message) and ``lie`` (it says that it formed
+generation 1, wherever it is).
 """
 
 import argparse
@@ -33,6 +34,8 @@ from rallypoint.trainer.elastic.link import Link
 
 ITERATION_S = 0.02
 RESTORE_S = 2.0
+LIE_S = 10.0
+"""Bound of a liar's wait for its end."""
 HELLO_OF_OLD = ("type", "protocol", "key", "pid", "start_ticks", "versions", "config_hash")
 
 
@@ -309,6 +312,20 @@ class FakeWorker:
                 case "garbage":
                     assert self.link._socket is not None
                     self.link._socket.sendall(b"\xff" * 64)
+                case "lie":
+                    self.send(
+                        messages.Formed(
+                            key=self.key,
+                            generation=1,
+                            state_hash="lie",
+                            source=self.key,
+                            iteration=10**6,
+                            rolled_back=False,
+                            seconds={},
+                            at_s=time.monotonic(),
+                        )
+                    )
+                    time.sleep(LIE_S)
                 case "raise":
                     self.send(
                         messages.Fault(

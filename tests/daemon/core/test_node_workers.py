@@ -252,14 +252,13 @@ def test_words_of_a_dead_worker_that_arrive_late_are_only_explained() -> None:
 @pytest.mark.parametrize(
     ("event", "words"),
     [
-        (ev.WorkerBecameReady(key(0), "h", 1, "cpu", 0, 0, None), "'starting'"),
-        (ev.WorkerFormed(key(0), 1, "hash", 0), "'starting'"),
+        (ev.WorkerHung(key(0), "hang: silent"), "'starting'"),
         (ev.WorkerConnected(key(0, 2)), "incarnation 1"),
         (ev.WorkerConnected(key(5)), "no slot of node 'a'"),
         (ev.WorkerConnected(key(0, 1, "b")), "no slot of node 'a'"),
         (ev.NodeStarted(), "twice"),
     ],
-    ids=["ready-before-hello", "formed-before-ready", "future-life", "slot", "node", "start"],
+    ids=["hung-before-ready", "future-life", "slot", "node", "start"],
 )
 def test_an_unlisted_event_raises_with_what_came_before(event: ev.NodeEvent, words: str) -> None:
     node = NodeScript(1).feed(ev.NodeStarted())
@@ -269,12 +268,51 @@ def test_an_unlisted_event_raises_with_what_came_before(event: ev.NodeEvent, wor
     assert "NodeStarted(adopted=())" in str(caught.value)
 
 
-def test_a_formed_report_without_a_plan_that_lists_it_raises() -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        ev.WorkerBecameReady(key(0), "h", 1, "cpu", 0, 0, None),
+        ev.WorkerFormed(key(0), 1, "hash", 0),
+        ev.WorkerCommitted(key(0), 1, 1, 8),
+        ev.WorkerBroke(key(0), 1, "lost"),
+        ev.WorkerLeft(key(0), 1, "finished"),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_a_worker_that_says_what_may_not_stand_there_is_ended_and_nobody_else(
+    said: ev.NodeEvent,
+) -> None:
+    node = NodeScript(2).feed(ev.NodeStarted(), ev.WorkerSpawned(key(0), 7), said)
+    (order,) = node.all_of(act.KillWorker)
+    assert (order.key, order.why) == (key(0), "protocol")
+    assert "'starting'" in order.reason
+    node.feed(said)
+    assert [type(order) for order in node.orders] == [act.Explain], "it is not listened to any more"
+    node.exit(0)
+    assert node.states == ["starting", "starting"]
+    assert node.state.slots[0].incarnation == 2
+    assert node.state.slots[0].failures == 1, "a life that failed: it is backed off if it goes on"
+
+
+def test_a_worker_that_formed_what_no_plan_has_is_ended() -> None:
     node = NodeScript(2).make_train().feed(ev.PlanSeen(plan(2, key(0))))
-    with pytest.raises(InvalidTransition, match="no plan seen has it"):
-        node.feed(ev.WorkerFormed(key(1), 2, "hash", 0))
-    with pytest.raises(InvalidTransition, match="no plan seen has it"):
-        node.feed(ev.WorkerFormed(key(0), 3, "hash", 0))
+    for formed in (ev.WorkerFormed(key(1), 2, "hash", 0), ev.WorkerFormed(key(0), 3, "hash", 0)):
+        node.feed(formed)
+        (order,) = node.all_of(act.KillWorker)
+        assert order.key == formed.key
+        assert "no plan seen has it" in order.reason
+
+
+def test_4_8_a_trained_worker_that_breaks_the_protocol_again_and_again_is_backed_off() -> None:
+    node = NodeScript(1).make_train()
+    for generation in range(2, 5):
+        node.feed(ev.WorkerMisbehaved(node.key(0), "garbage")).exit(0)
+        if not node.all_of(act.StartWorker):
+            break
+        node.make_ready(0).feed(ev.PlanSeen(plan(generation, node.key(0))))
+        node.feed(ev.WorkerFormed(node.key(0), generation, "hash", 0))
+    assert node.state.slots[0].failures == 2
+    assert node.states == ["lost"], "it waits for the end of its back-off"
 
 
 def test_4_1_a_plan_is_never_edited() -> None:

@@ -116,7 +116,7 @@ def test_a_node_that_ends_does_not_start_what_is_cleared() -> None:
 def test_4_9_a_hung_worker_is_ended_once_with_evidence() -> None:
     node = NodeScript(2).make_train()
     node.feed(ev.WorkerHung(key(1), "hang: silent"))
-    assert node.all_of(act.KillWorker) == [act.KillWorker(key(1), "hang: silent", hang=True)]
+    assert node.all_of(act.KillWorker) == [act.KillWorker(key(1), "hang: silent", why="hang")]
     node.feed(ev.WorkerHung(key(1), "hang: silent"))
     assert node.orders == ()
     node.exit(1)

@@ -11,6 +11,7 @@ from structlog.testing import LogCapture
 
 from rallypoint.daemon.executors.control import MAX_UNREAD_BYTES, ControlServer
 from rallypoint.daemon.shared import messages, unixsocket
+from rallypoint.daemon.shared.errors import ProtocolError
 from rallypoint.daemon.shared.plan import WorkerKey
 
 KEY = WorkerKey("local", 0, 1)
@@ -22,6 +23,7 @@ class Supervisor:
 
     def __init__(self) -> None:
         self.taken: asyncio.Queue[messages.WorkerMessage] = asyncio.Queue()
+        self.accused: list[tuple[WorkerKey, str]] = []
 
     def hello(self, message: messages.Hello) -> messages.Welcome | messages.Leave:
         if message.key.slot == 9:
@@ -29,7 +31,12 @@ class Supervisor:
         return messages.Welcome(supervisor_incarnation=1, formed=0, plan=None)
 
     def take(self, message: messages.WorkerMessage) -> None:
+        if isinstance(message, messages.Progress) and message.stage == "nonsense":
+            raise ProtocolError("no such stage")
         self.taken.put_nowait(message)
+
+    def misbehaved(self, key: WorkerKey, reason: str) -> None:
+        self.accused.append((key, reason))
 
 
 class Client:
@@ -131,6 +138,7 @@ def test_a_refused_worker_is_told_why_and_not_heard(tmp_path: Path, log: LogCapt
         ([progress("too early")], "came before Hello"),
         ([hello(protocol=99)], "speaks protocol 99"),
         ([hello(), progress("not mine", OTHER)], "came on the connection of local/0#1"),
+        ([hello(), progress("nonsense")], "no such stage"),
     ],
 )
 def test_a_client_that_makes_no_sense_is_dropped_with_the_reason(
@@ -146,6 +154,8 @@ def test_a_client_that_makes_no_sense_is_dropped_with_the_reason(
         assert server.send(OTHER, messages.FormedMark(generation=1)), "the others notice nothing"
         assert await other.receive() == messages.FormedMark(generation=1)
         other.socket.close()
+        accepted = sent[0] == hello()
+        assert [key for key, _ in supervisor.accused] == ([KEY] if accepted else [])
 
     serve(tmp_path, use)
     dropped = [e for e in log.entries if e["event"] == "control_client_dropped"]

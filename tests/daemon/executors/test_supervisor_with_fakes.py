@@ -153,13 +153,33 @@ def test_a_newcomer_that_dies_while_it_warms_up_is_tried_again(tmp_path: Path) -
         assert run.end() == 0
 
 
-def test_garbage_on_the_control_socket_drops_one_connection_only(tmp_path: Path) -> None:
-    with supervised(tmp_path / "run", worker={"faults": [["garbage", 1, 1, 3]]}) as run:
-        run.wait_for(lambda s: trains(s, 2) and s["workers"][1]["incarnation"] == 2)
-        dropped = run.logged("control_client_dropped")
-        assert dropped[0]["worker"] == "local/1#1"
-        assert run.status()["workers"][0]["incarnation"] == 1
+@pytest.mark.parametrize(
+    ("faults", "words"),
+    [
+        pytest.param([["garbage", 1, 1, 3]], "frame of", id="no message"),
+        pytest.param([["lie", 1, 1, 0]], "newest that was published", id="of no generation"),
+        pytest.param(
+            [["die", 1, 1, 3], ["lie", 1, 2, 0]], "'warming'", id="where it may not stand"
+        ),
+    ],
+)
+def test_a_worker_that_breaks_the_protocol_is_ended_and_the_supervisor_goes_on(
+    tmp_path: Path, faults: list[list[Any]], words: str
+) -> None:
+    liar = f"local/1#{len(faults)}"
+    with supervised(tmp_path / "run", worker={"faults": faults}) as run:
+        after = run.wait_for(
+            lambda s: trains(s, 2) and s["workers"][1]["incarnation"] == len(faults) + 1
+        )
+        assert after["workers"][0]["incarnation"] == 1
+        (killed,) = run.logged("worker_killed")
+        assert killed["worker"] == liar
+        assert killed["reason"].startswith("protocol fault: ")
+        assert words in killed["reason"]
+        assert liar in {line["worker"] for line in run.logged("control_client_dropped")}
+        assert metrics(run)['rallypoint_worker_restarts_total{reason="protocol"}'] == 1
         assert run.end() == 0
+        assert max(line["iteration"] for line in iterations(run)) < 10**6, "nobody believed it"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
