@@ -90,6 +90,7 @@ class CheckpointKeeper:
         self, metrics: Mapping[str, float]
     ) -> tuple[dict[str, torch.Tensor], dict[str, str], CheckpointMeta]:
         session, registry = self._session, self._session.state.registry
+        plan = session.formed_plan
         tensors = session.state.snapshot.tensors()
         scopes = {name: registry.scope_of(name).value for name in tensors}
         sections: dict[str, Any] = msgspec.to_builtins(self._config)
@@ -97,10 +98,9 @@ class CheckpointKeeper:
             job=self._config.job.name,
             job_uid=session.link.orders.job_uid,
             iteration=session.state.committed,
-            # At the safe point of a planned change this worker has left its generation already.
-            generation=session.generation or session.state.last_formed,
+            generation=plan.generation,
             env_steps=int(tensors["counters/env_steps"]),
-            world_size=session.world_size,
+            world_size=plan.world_size,
             budget=self._config.env.budget,
             config_hash=config_hash(self._config),
             config={name: sections[name] for name in ("job", "env", "ppo")},

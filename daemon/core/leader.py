@@ -157,6 +157,23 @@ def _consider(state: LeaderState, answers: Answers | None, now: float) -> Decisi
     checkpoint = planning.newest_checkpoint(state.members, state.checkpoint)
     state = replace(state, checkpoint=checkpoint)
     view = planning.survey(state.members, state.plan, job)
+    state, refusals = _refuse_devices(state, view)
+    state, orders = _proceed(state, view, job, answers, now)
+    return state, (*refusals, *orders)
+
+
+def _refuse_devices(state: LeaderState, view: View) -> Decision:
+    """Say once who cannot enter for its device."""
+    text = "; ".join(map(str, view.clashing))
+    if text == state.refused_devices:
+        return state, ()
+    advice = f"{text}: not planned in; give each slot a GPU of its own (node.devices)"
+    return replace(state, refused_devices=text), (Explain("device_taken", advice),) if text else ()
+
+
+def _proceed(
+    state: LeaderState, view: View, job: JobRecord, answers: Answers | None, now: float
+) -> Decision:
     over = _job_over(state)
     if over is not None:
         job_state, reason = over

@@ -67,6 +67,8 @@ class LeaderState:
     ordered_state: JobState | None = None
     """Job state that was ordered and is not in the record yet."""
     timer_at_s: float | None = None
+    refused_devices: str = ""
+    """Newcomers refused for their devices, as it was explained last."""
     said: str = ""
     """The newest explanation of waiting, so that it is given once."""
     recent: Recent = ()

@@ -30,6 +30,20 @@ class Worker:
 
 
 @dataclass(frozen=True)
+class Clash:
+    """A worker whose device is taken. Two on one GPU would share its memory and time, and NCCL refuses
+    such a group."""
+
+    refused: WorkerKey
+    holder: WorkerKey
+    """Who has it: an heir, or the earlier one of two newcomers."""
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.refused} has the same device as {self.holder}, {self.device}"
+
+
+@dataclass(frozen=True)
 class View:
     """What the member records say, seen against the present plan."""
 
@@ -46,6 +60,8 @@ class View:
     broken: tuple[WorkerKey, ...]
     """Members that live but reported exactly this generation broken; or, in a planned change, that
     formed the generation before it and will never see that one marked: it is superseded."""
+    clashing: tuple[Clash, ...]
+    """Newcomers that cannot enter: their device is another worker's."""
     unproven: tuple[WorkerKey, ...]
     """Members that are not known to live and of whom no record says that they are gone."""
     begun: bool
@@ -64,16 +80,20 @@ def survey(members: Sequence[MemberRecord], plan: Plan | None, job: JobRecord) -
     planned = () if plan is None else tuple(m.key for m in plan.members)
     generation = 0 if plan is None else plan.generation
     known = {(m.node, s.slot): (m, s) for m in members for s in m.slots}
+    heirs = _by_seniority((w for w in workers.values() if w.heir), planned)
+    newcomers = sorted(
+        (w for w in workers.values() if not w.heir and _may_enter(w)),
+        key=lambda w: (w.key.node, w.record.ready_order, w.key.slot),
+    )
+    entering = [w for w in newcomers if w.key in planned]
+    clashing = _clashes((*heirs, *entering, *(w for w in newcomers if w.key not in planned)))
+    refused = {clash.refused for clash in clashing}
     present = [workers[key] for key in planned if key in workers]
     lost = tuple(key for key in planned if key not in workers)
     return View(
-        heirs=_by_seniority((w for w in workers.values() if w.heir), planned),
-        newcomers=tuple(
-            sorted(
-                (w for w in workers.values() if not w.heir and _may_enter(w)),
-                key=lambda w: (w.key.node, w.record.ready_order, w.key.slot),
-            )
-        ),
+        heirs=heirs,
+        newcomers=tuple(w for w in newcomers if w.key not in refused),
+        clashing=clashing,
         lost=lost,
         nodes_lost=any((key.node, key.slot) not in known for key in lost),
         hung=any(
@@ -90,8 +110,21 @@ def survey(members: Sequence[MemberRecord], plan: Plan | None, job: JobRecord) -
         all_formed=bool(planned)
         and not lost
         and all(w.record.last_formed == generation for w in present),
-        expected=sum(slot.state not in _GONE for m, slot in known.values() if not m.draining),
+        expected=sum(slot.state not in _GONE for m, slot in known.values() if not m.draining)
+        - len(refused),
     )
+
+
+def _clashes(workers: Iterable[Worker]) -> tuple[Clash, ...]:
+    """Those whose GPU a worker before them has already. CPU shares are nobody's own."""
+    holders: dict[str, WorkerKey] = {}
+    found = []
+    for worker in workers:
+        device = worker.record.device
+        holder = holders.setdefault(device, worker.key)
+        if device not in ("", "cpu") and holder != worker.key:
+            found.append(Clash(worker.key, holder, device))
+    return tuple(found)
 
 
 def _worker(member: MemberRecord, slot: SlotRecord, job: JobRecord) -> Worker | None:

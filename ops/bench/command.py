@@ -126,7 +126,9 @@ def _soak(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         if not args.json:
             print(report.blow_text(next(numbers), blow), flush=True)
 
-    with Job(directory, args.workers, ["job.iterations=none", *_job_settings(args)]) as job:
+    # Workers must be there to be adopted however long a busy machine takes to start a supervisor.
+    own = ["job.iterations=none", "membership.orphan_grace_s=60"]
+    with Job(directory, args.workers, [*own, *_job_settings(args)]) as job:
         outcome = soak.measure(job, args.kills, args.seed, show)
     return report.soak_document(outcome, {**_about(args), "kills": args.kills})
 

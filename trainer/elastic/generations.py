@@ -68,6 +68,7 @@ class Generations(Generic[R]):
         self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="forming")
         self._future: concurrent.futures.Future[Formation] | None = None
         self._formation: Formation | None = None
+        self._formed_plan: Plan | None = None
         self._tried = 0  # newest generation that forming was begun for
         self._first_iteration = False
         self._stepped = False
@@ -231,6 +232,7 @@ class Generations(Generic[R]):
         finally:
             self._future = None
         self._formation = formation
+        self._formed_plan = formation.plan
         self._first_iteration = True
         self._stepped = False
         self.envs_s = 0.0
@@ -315,6 +317,14 @@ class Generations(Generic[R]):
     @property
     def world_size(self) -> int:
         return 1 if self._formation is None else self._formation.plan.world_size
+
+    @property
+    def formed_plan(self) -> Plan:
+        """The plan of the newest generation that this worker trained in, also at the safe point at which
+        it has left it already."""
+        if self._formed_plan is None:
+            raise GroupBroken("this worker has formed no generation yet")
+        return self._formed_plan
 
     def _require_formation(self) -> Formation:
         if self._formation is None:
