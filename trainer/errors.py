@@ -1,7 +1,5 @@
 """Errors of the trainer."""
 
-import torch
-
 from rallypoint.daemon.shared.errors import RallypointError
 
 
@@ -9,7 +7,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory of the host or of the device has run out: this worker crashes, as it would have
     at the hands of the kernel. Another process on the machine may be to blame, so it proves nothing
     about the program."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    from torch import OutOfMemoryError  # here: the errors and the protocol load without torch
+
+    if isinstance(error, MemoryError | OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 

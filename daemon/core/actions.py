@@ -132,6 +132,13 @@ class MarkFormed:
 
 
 @dataclass(frozen=True)
+class RecordCheckpoint:
+    """Write the newest verified checkpoint into the job's record, for whoever leads next."""
+
+    checkpoint: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class SetJobState:
     """Write the state of the job and why."""
 
@@ -139,5 +146,7 @@ class SetJobState:
     reason: str
 
 
-LeaderAction = SetTimer | Explain | ProbeMembers | PublishPlan | MarkFormed | SetJobState
+LeaderAction = (
+    SetTimer | Explain | ProbeMembers | PublishPlan | MarkFormed | RecordCheckpoint | SetJobState
+)
 Action = NodeAction | LeaderAction

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rallypoint.daemon.core import planning
 from rallypoint.daemon.core.leaderstate import Answers, LeaderState
 from rallypoint.daemon.core.planning import Draft, View, Worker
 from rallypoint.daemon.core.records import JobRecord
 from rallypoint.daemon.shared.plan import ChangeCause, Plan, WorkerKey
 
-_ASK_AGAIN_S = 1.0
+ASK_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,14 @@ class Hopeless:
     reason: str
 
 
-Due = Draft | Wait | Hopeless | None
+@dataclass(frozen=True)
+class Inquiry:
+    """Members without a lease: whether they are there decides."""
+
+    ask: tuple[WorkerKey, ...]
+
+
+Due = Draft | Inquiry | Wait | Hopeless | None
 
 
 def starts(view: View, plan: Plan | None) -> bool:
@@ -53,6 +61,8 @@ def next_change(state: LeaderState, view: View, job: JobRecord, now: float) -> D
         return _recover_store(state, view, now) if view.heirs else _start(state, view, job, now)
     if view.lost or view.broken:
         return _after_loss(state, view, plan, job, now)
+    if view.absent:
+        return _inquire(state, view, now)
     if job.formed != plan.generation and (plan.kind == "forced" or view.begun):
         return None  # it is being formed; members report
     drain = _drain(state, view, plan)
@@ -66,11 +76,13 @@ def next_change(state: LeaderState, view: View, job: JobRecord, now: float) -> D
 
 def _after_loss(
     state: LeaderState, view: View, plan: Plan, job: JobRecord, now: float
-) -> Draft | Wait:
+) -> Draft | Inquiry | Wait:
     lost = ", ".join(map(str, view.lost)) or "nobody"
     stayed = [w for w in view.heirs if plan.find(w.key) is not None]
     newcomers_only = bool(view.lost) and not any(key in plan.survivors for key in view.lost)
     if plan.kind == "planned" and newcomers_only and not (view.begun or view.broken) and stayed:
+        if view.absent:
+            return _inquire(state, view, now)
         return Draft(
             "planned",
             plan.cause,
@@ -85,6 +97,14 @@ def _after_loss(
         return Wait("loss_seen", text, due_s)
     why = f"generation {plan.generation}: lost {lost}"
     return _forced(view, _cause_of_loss(view, plan, job), why)
+
+
+def _inquire(state: LeaderState, view: View, now: float) -> Inquiry | Wait:
+    """A supervisor's silence is no loss while its workers take part: they are asked, each second."""
+    if now >= state.inquire_after_s:
+        return Inquiry(view.absent)
+    text = f"{_names(view.absent)} have no lease, but take part: nothing is changed"
+    return Wait("members_absent", text, state.inquire_after_s)
 
 
 def _cause_of_loss(view: View, plan: Plan, job: JobRecord) -> ChangeCause:
@@ -121,16 +141,65 @@ def _start(state: LeaderState, view: View, job: JobRecord, now: float) -> Draft 
         due_s = max(due_s, (state.gather_at_s or now) + policy.join_debounce_s)
     if now < due_s:
         return Wait("start_waits", f"no survivor: {numbers}; waiting for the others", due_s)
-    if job.iteration > 0 and state.checkpoint is None:
+    obstacle = _no_checkpoint(state, ready, job, now)
+    if obstacle is not None:
+        return obstacle
+    members = _choose(state, ready, job)
+    ask = tuple(w.key for w in members) + view.unproven
+    cause = "start" if state.plan is None else _cause_of_loss(view, state.plan, job)
+    return Draft("forced", cause, (), members, restore=True, ask=ask, why=numbers)
+
+
+def _no_checkpoint(
+    state: LeaderState, ready: tuple[Worker, ...], job: JobRecord, now: float
+) -> Wait | Hopeless | None:
+    """Why nothing can be restored yet: a job with progress never starts from scratch, and the node
+    that holds the newest checkpoint gets time to come."""
+    policy = state.policy
+    newest = planning.newest_checkpoint(state.members, job)
+    readable = _readable(state, ready, job)
+    if readable == newest and (newest is not None or job.iteration == 0):
+        return None
+    if readable is None and (policy.alone or newest is None):
         return Hopeless(
             f"the job record holds progress (iteration {job.iteration}, generation {job.formed}), but no "
             "live state and no verified checkpoint was found; not starting from scratch: make the "
             "checkpoints readable again, or start a new job with --fresh"
         )
-    members = ready[: policy.max_workers]
-    ask = tuple(w.key for w in members) + view.unproven
-    cause = "start" if state.plan is None else _cause_of_loss(view, state.plan, job)
-    return Draft("forced", cause, (), members, restore=True, ask=ask, why=numbers)
+    text = (
+        f"the newest checkpoint {newest} is on no node that is ready, which read {readable} at most"
+    )
+    if readable is None:
+        return Wait(
+            "start_waits", f"{text}; not starting from scratch: start the node that holds it"
+        )
+    due_s = (state.gather_at_s or now) + policy.holder_wait_s
+    return Wait("start_waits", f"{text}; waiting for its holder", due_s) if now < due_s else None
+
+
+def _readable(
+    state: LeaderState, ready: Sequence[Worker], job: JobRecord
+) -> tuple[int, int] | None:
+    """The newest checkpoint that one of these workers can read."""
+    if state.policy.shared_checkpoints:
+        return planning.newest_checkpoint(state.members, job)
+    nodes = {w.key.node for w in ready}
+    found = [planning.readable_checkpoint(m) for m in state.members if m.node in nodes]
+    return max((c for c in found if c is not None), default=None)
+
+
+def _choose(state: LeaderState, ready: tuple[Worker, ...], job: JobRecord) -> tuple[Worker, ...]:
+    """Who begins: all but the spares, in their order, and in any case somebody who can read the newest
+    checkpoint that any of them reads."""
+    policy = state.policy
+    wanted = 0 if state.plan is None else min(state.plan.wanted_workers, len(ready))
+    count = min(policy.max_workers, max(len(ready) - policy.spares, wanted, policy.min_workers, 1))
+    chosen, rest = ready[:count], ready[count:]
+    readable = _readable(state, ready, job)
+    if _readable(state, chosen, job) == readable:
+        return chosen
+    holder = next(w for w in rest if _readable(state, (w,), job) == readable)
+    return (*chosen[:-1], holder)
 
 
 # --- planned ---------------------------------------------------------------------------------------
@@ -161,10 +230,16 @@ def _join(state: LeaderState, view: View, plan: Plan, now: float) -> Draft | Wai
     numbers = f"{len(waiting)} ready, {plan.world_size} in generation {plan.generation}"
     if room <= 0:
         return Wait("join_waits", f"{numbers}: the job has its {policy.max_workers} workers")
-    entering = waiting[:room]
+    deficit = max(plan.wanted_workers, policy.min_workers) - plan.world_size
+    count = min(room, max(len(waiting) - policy.spares, deficit))
+    if count <= 0:
+        return Wait("join_waits", f"{numbers}: {policy.spares} are kept as spares")
+    entering = waiting[:count]
     if plan.world_size + len(entering) < policy.min_workers:
         return Wait("join_waits", f"{numbers}: the job holds below {policy.min_workers}")
-    due_s = max((state.gather_at_s or now) + policy.join_debounce_s, state.not_before_s)
+    promoted = policy.spares > 0 and deficit > 0
+    debounce_s = 0.0 if promoted else policy.join_debounce_s
+    due_s = max((state.gather_at_s or now) + debounce_s, state.not_before_s)
     if now < due_s:
         return Wait("join_waits", f"{numbers}: others may come with them", due_s)
     members = tuple(w for w in view.heirs if plan.find(w.key) is not None)
@@ -175,12 +250,14 @@ def _join(state: LeaderState, view: View, plan: Plan, now: float) -> Draft | Wai
 # --- after the probe -------------------------------------------------------------------------------
 
 
-def after_probe(state: LeaderState, view: View, draft: Draft, answers: Answers, now: float) -> Due:
+def after_probe(
+    state: LeaderState, view: View, draft: Draft, job: JobRecord, answers: Answers, now: float
+) -> Due:
     """The draft without those who did not answer, or why that cannot be published."""
     if not draft.ask:
         return draft
     if draft.restore:
-        return _start_answered(state, view, draft, answers, now)
+        return _start_answered(state, view, draft, job, answers, now)
     if draft.kind == "planned":
         return _join_answered(state, draft, answers, now)
     silent = [w.key for w in draft.heirs if w.key not in answers.answering]
@@ -198,17 +275,31 @@ def after_probe(state: LeaderState, view: View, draft: Draft, answers: Answers, 
 
 
 def _start_answered(
-    state: LeaderState, view: View, draft: Draft, answers: Answers, now: float
+    state: LeaderState, view: View, draft: Draft, job: JobRecord, answers: Answers, now: float
 ) -> Draft | Wait:
     old = [key for key in view.unproven if key in answers.answering]
-    if old:
+    if old and (_may_train(state, answers) or now < _patience_s(state, now)):
         text = f"no survivor is listed, but {_names(old)} of an earlier plan still answer"
         return _ask_again("start_waits", text, now)
     ready = tuple(w for w in draft.newcomers if w.key in answers.answering)
     if len(ready) < state.policy.min_workers:
         text = f"{len(ready)} of {len(draft.newcomers)} answer, {state.policy.min_workers} needed"
         return _ask_again("start_waits", text, now)
+    if _readable(state, ready, job) != _readable(state, draft.newcomers, job):
+        return _ask_again("start_waits", "nobody who reads the newest checkpoint answers", now)
     return replace(draft, newcomers=ready)
+
+
+def _may_train(state: LeaderState, answers: Answers) -> bool:
+    """Whether workers of the plan may be training: all of them answer. Where one is gone or left out,
+    no collective of the others can end."""
+    plan = state.plan
+    return plan is not None and answers.answering.issuperset(m.key for m in plan.members)
+
+
+def _patience_s(state: LeaderState, now: float) -> float:
+    """Until when a holder of the newest state that answers, but cannot train, may come back."""
+    return (now if state.loss_at_s is None else state.loss_at_s) + state.policy.holder_wait_s
 
 
 def _join_answered(state: LeaderState, draft: Draft, answers: Answers, now: float) -> Draft | Wait:
@@ -220,7 +311,7 @@ def _join_answered(state: LeaderState, draft: Draft, answers: Answers, now: floa
 
 
 def _ask_again(event: str, reason: str, now: float) -> Wait:
-    return Wait(event, reason, now + _ASK_AGAIN_S, ask_again_s=now + _ASK_AGAIN_S)
+    return Wait(event, reason, now + ASK_AGAIN_S, ask_again_s=now + ASK_AGAIN_S)
 
 
 def _names(keys: Sequence[WorkerKey]) -> str:

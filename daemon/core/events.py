@@ -189,6 +189,14 @@ class DrainRequested:
 
 
 @dataclass(frozen=True)
+class LeaseKept:
+    """The store confirmed this node's lease: a keepalive, or a new one after a loss."""
+
+    deadline_s: float
+    """Monotonic time up to which it holds, counted from before the request was sent."""
+
+
+@dataclass(frozen=True)
 class TimerFired:
     """The moment asked for by ``SetTimer`` has come (or passed)."""
 
@@ -214,6 +222,7 @@ NodeEvent = (
     | JobSeen
     | StopRequested
     | DrainRequested
+    | LeaseKept
     | TimerFired
 )
 
@@ -229,6 +238,18 @@ class LeaderElected:
     job: JobRecord
     newest_known_generation: int
     """max(persisted, every reachable manifest's, every member's): the next number is above it."""
+
+
+@dataclass(frozen=True)
+class LeaderLost:
+    """The leader key is not this node's any more: nothing is decided here until it is elected again."""
+
+
+@dataclass(frozen=True)
+class CollectivesEnded:
+    """A collective with every rank of this generation has ended, as a worker of this node saw it."""
+
+    generation: int
 
 
 @dataclass(frozen=True)
@@ -272,6 +293,8 @@ class PublishRefused:
 
 LeaderEvent = (
     LeaderElected
+    | LeaderLost
+    | CollectivesEnded
     | MembersChanged
     | PlanChanged
     | JobChanged

@@ -13,15 +13,18 @@ from rallypoint.daemon.core.actions import (
     MarkFormed,
     ProbeMembers,
     PublishPlan,
+    RecordCheckpoint,
     SetJobState,
     SetTimer,
 )
-from rallypoint.daemon.core.changes import Due, Hopeless, Wait
+from rallypoint.daemon.core.changes import Due, Hopeless, Inquiry, Wait
 from rallypoint.daemon.core.errors import InvalidTransition, remember
 from rallypoint.daemon.core.events import (
+    CollectivesEnded,
     JobChanged,
     LeaderElected,
     LeaderEvent,
+    LeaderLost,
     MembersChanged,
     PlanChanged,
     ProbeAnswered,
@@ -37,6 +40,8 @@ from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
 Decision = tuple[LeaderState, tuple[LeaderAction, ...]]
 
+_RECORD_AGAIN_S = 1.0
+
 
 def initial(policy: LeaderPolicy) -> LeaderState:
     """A leader that is not elected yet."""
@@ -46,19 +51,30 @@ def initial(policy: LeaderPolicy) -> LeaderState:
 def decide(state: LeaderState, event: LeaderEvent, now: float) -> Decision:
     """What the leader does about one event at monotonic time ``now``.
 
-    Raises `InvalidTransition` for any event before the election, for an edited plan, for a formed
-    mark that falls, and for the answer to a probe that was never sent.
+    Raises `InvalidTransition` for any event before the first election, for an edited plan, for a
+    formed mark that falls, and for the answer to a probe that was never sent. What still comes after
+    the leader key was lost is ignored.
     """
+    if isinstance(event, CollectivesEnded):  # often: nothing else changes
+        state = replace(state, witness_generation=event.generation, witness_at_s=now)
+        return state, ()
     state = replace(state, recent=remember(state.recent, event, now))
     if state.job is None and not isinstance(event, LeaderElected):
+        if state.deposed:
+            text = f"{type(event).__name__} after the leader key was lost"
+            return state, (Explain("stale_event", text),)
         raise InvalidTransition(f"{type(event).__name__} before the election", state.recent)
     answers: Answers | None = None
     first: tuple[LeaderAction, ...] = ()
     match event:
         case LeaderElected():
-            state = _elected(state, event)
+            state = _elected(state, event, now)
+        case LeaderLost():
+            return _deposed(state), ()
         case MembersChanged(members=members):
-            state = replace(state, members=members)
+            nodes = {member.node for member in members}
+            given_up = frozenset(key for key in state.given_up if key.node not in nodes)
+            state = replace(state, members=members, given_up=given_up)
         case PlanChanged(plan=plan):
             state, first = _plan_changed(state, plan)
         case JobChanged(job=job):
@@ -76,16 +92,31 @@ def decide(state: LeaderState, event: LeaderEvent, now: float) -> Decision:
 # --- events ------------------------------------------------------------------------------------
 
 
-def _elected(state: LeaderState, event: LeaderElected) -> LeaderState:
+def _elected(state: LeaderState, event: LeaderElected, now: float) -> LeaderState:
     return LeaderState(
         policy=state.policy,
         members=event.members,
         plan=event.plan,
         job=event.job,
-        checkpoint=state.checkpoint,
+        elected_at_s=now,
+        witness_generation=state.witness_generation,
+        witness_at_s=state.witness_at_s,
         newest_generation=max(state.newest_generation, event.newest_known_generation),
         last_probe=state.last_probe,
         timer_at_s=state.timer_at_s,
+        recent=state.recent,
+    )
+
+
+def _deposed(state: LeaderState) -> LeaderState:
+    """Somebody else may lead now; only numbers that must not come again are kept."""
+    return LeaderState(
+        policy=state.policy,
+        deposed=True,
+        witness_generation=state.witness_generation,
+        witness_at_s=state.witness_at_s,
+        newest_generation=state.newest_generation,
+        last_probe=state.last_probe,
         recent=state.recent,
     )
 
@@ -102,7 +133,7 @@ def _plan_changed(state: LeaderState, plan: Plan) -> Decision:
         return state, (Explain("plan_known", text),)
     waits_for = state.publishing if state.publishing > plan.generation else 0
     state = replace(state, plan=plan, publishing=waits_for, marking=0)
-    return replace(state, probe=None, loss_at_s=None), ()
+    return replace(state, probe=None, loss_at_s=None, given_up=frozenset()), ()
 
 
 def _job_changed(state: LeaderState, job: JobRecord) -> LeaderState:
@@ -154,9 +185,7 @@ def _consider(state: LeaderState, answers: Answers | None, now: float) -> Decisi
     job = state.job
     if job is None or job.state in ("finished", "failed") or state.ordered_state is not None:
         return _rest(state, None)
-    checkpoint = planning.newest_checkpoint(state.members, state.checkpoint)
-    state = replace(state, checkpoint=checkpoint)
-    view = planning.survey(state.members, state.plan, job)
+    view = _survey(state, job, now)
     state, refusals = _refuse_devices(state, view)
     state, orders = _proceed(state, view, job, answers, now)
     return state, (*refusals, *orders)
@@ -181,7 +210,9 @@ def _proceed(
     state = _windows(state, view, now)
     if now < state.refused_until_s:
         return _rest(state, Wait("store_waits", "the store refused", state.refused_until_s))
+    state, records = _record(state, job, now)
     state, marks = _mark(state, view, job)
+    marks = (*records, *marks)
     if state.publishing:
         return state, marks
     if _stop_agreed(state):
@@ -190,6 +221,21 @@ def _proceed(
         return state, (*marks, *rest)
     state, orders = _change(state, view, job, answers, now)
     return state, (*marks, *orders)
+
+
+def _survey(state: LeaderState, job: JobRecord, now: float) -> View:
+    elected = now < state.elected_at_s + state.policy.detect_s
+    return planning.survey(state.members, state.plan, job, given_up=state.given_up, elected=elected)
+
+
+def _record(state: LeaderState, job: JobRecord, now: float) -> Decision:
+    """Order that the newest verified checkpoint is written where the next leader finds it."""
+    newest = planning.newest_checkpoint(state.members, job)
+    waits = newest == state.recording and now < state.record_again_s
+    if newest is None or newest == job.checkpoint or waits:
+        return state, ()
+    state = replace(state, recording=newest, record_again_s=now + _RECORD_AGAIN_S)
+    return state, (RecordCheckpoint(newest),)
 
 
 def _job_over(state: LeaderState) -> tuple[JobState, str] | None:
@@ -247,30 +293,48 @@ def _change(
 ) -> Decision:
     """Carry the change that is due one step on: wait, probe, or publish."""
     due: Due = changes.next_change(state, view, job, now)
-    if isinstance(due, Draft) and due.ask:
+    if isinstance(due, Draft | Inquiry) and due.ask:
         if state.probe is not None and set(due.ask) <= set(state.probe.targets):
             return _rest(state, None)  # asked already; the answer will come
         if answers is None or not answers.asked.issuperset(due.ask):
-            return _ask(state, due)
-        due = changes.after_probe(state, view, due, answers, now)
+            return _ask(state, due.ask)
+        if isinstance(due, Inquiry):
+            return _judge_absent(state, job, answers, now)
+        due = changes.after_probe(state, view, due, job, answers, now)
     if isinstance(due, Hopeless):
         return _end_job(state, "failed", due.reason)
     if isinstance(due, Draft):
         return _publish(state, due, job, now)
-    if due is not None and due.ask_again_s is not None:
-        state = replace(state, not_before_s=max(state.not_before_s, due.ask_again_s))
-    return _rest(state, due)
+    wait = due if isinstance(due, Wait) else None
+    if wait is not None and wait.ask_again_s is not None:
+        state = replace(state, not_before_s=max(state.not_before_s, wait.ask_again_s))
+    return _rest(state, wait)
 
 
-def _ask(state: LeaderState, draft: Draft) -> Decision:
-    probe = Probe(state.last_probe + 1, draft.ask)
+def _judge_absent(state: LeaderState, job: JobRecord, answers: Answers, now: float) -> Decision:
+    """Who does not answer is lost, unless a collective with everybody has just ended; whoever is known
+    to be gone is lost in any case."""
+    lost = answers.asked - answers.answering
+    witnessed = now - state.witness_at_s <= state.policy.witness_s
+    if witnessed and state.witness_generation == job.formed:
+        lost &= answers.gone
+    state = replace(
+        state, given_up=state.given_up | lost, inquire_after_s=now + changes.ASK_AGAIN_S
+    )
+    view = _survey(state, job, now)
+    state = _windows(state, view, now)
+    return _change(state, view, job, None, now)
+
+
+def _ask(state: LeaderState, targets: tuple[WorkerKey, ...]) -> Decision:
+    probe = Probe(state.last_probe + 1, targets)
     state = replace(state, probe=probe, last_probe=probe.number, timer_at_s=None)
     return state, (ProbeMembers(probe.number, probe.targets, state.policy.probe_s),)
 
 
 def _publish(state: LeaderState, draft: Draft, job: JobRecord, now: float) -> Decision:
     generation = planning.next_generation(state.newest_generation, state.members, state.plan, job)
-    plan = planning.build_plan(state.policy, draft, generation, state.plan, job, state.checkpoint)
+    plan = planning.build_plan(state.policy, draft, generation, state.plan, job, state.members)
     if draft.kind == "forced":
         unformed = state.plan is not None and job.formed < state.plan.generation
         state = replace(state, retries=state.retries + 1 if unformed else 0)

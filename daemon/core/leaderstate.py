@@ -1,5 +1,6 @@
 """The state of the leader's decisions."""
 
+import math
 from dataclasses import dataclass
 
 from rallypoint.daemon.core.errors import Recent
@@ -42,12 +43,23 @@ class LeaderState:
     members: tuple[MemberRecord, ...] = ()
     plan: Plan | None = None
     job: JobRecord | None = None
-    """None: this node has never been elected."""
+    """None: this node does not lead."""
     newest_generation: int = 0
     """Newest number known from elsewhere, or used by us."""
-    checkpoint: tuple[int, int] | None = None
-    """(generation, iteration) of the newest verified checkpoint that any member ever recorded here:
-    who was ready before it was written does not record it, and its writer may be gone."""
+    deposed: bool = False
+    """It was elected once and is not any more."""
+    elected_at_s: float = 0.0
+    witness_generation: int = 0
+    """The generation whose collectives were seen to end here last."""
+    witness_at_s: float = -math.inf
+    given_up: frozenset[WorkerKey] = frozenset()
+    """Absent members of the present plan that are taken for lost."""
+    inquire_after_s: float = 0.0
+    """Absent members are not asked again before this moment."""
+    recording: tuple[int, int] | None = None
+    """The checkpoint that was ordered to be written into the job's record last."""
+    record_again_s: float = 0.0
+    """When that order is repeated, if it is not there yet."""
     loss_at_s: float | None = None
     """When the first loss of this window was seen."""
     gather_at_s: float | None = None

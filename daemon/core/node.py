@@ -16,6 +16,7 @@ from rallypoint.daemon.core.events import (
     DrainRequested,
     GenerationStuck,
     JobSeen,
+    LeaseKept,
     NodeEvent,
     NodeStarted,
     PlanSeen,
@@ -43,6 +44,8 @@ def decide(state: NodeState, event: NodeEvent, now: float) -> Decision:
     Raises `InvalidTransition` for an event that its state does not list. Once the order to exit was
     given, nothing is decided any more.
     """
+    if isinstance(event, LeaseKept) and not state.past_lease(now):
+        return replace(state, lease_until_s=event.deadline_s), ()  # each second: nothing changes
     state = replace(state, recent=remember(state.recent, event, now))
     if state.ending is not None and state.ending.exited:
         return state, ()
@@ -56,11 +59,13 @@ def _take(state: NodeState, event: NodeEvent, now: float) -> Decision:
         case NodeStarted():
             return _start_all(state, event, now)
         case PlanSeen(plan=plan):
-            return _see_plan(state, plan)
+            return _see_plan(state, plan, now)
         case JobSeen(job=job):
             return _see_job(state, job, now)
         case QuarantineCleared():
-            return workers.clear_quarantine(state, event)
+            return _clear_quarantine(state, event)
+        case LeaseKept(deadline_s=deadline_s):
+            return _regain_lease(state, deadline_s, now)
         case GenerationStuck():
             return _form_anew(state, event)
         case StopRequested(reason=reason):
@@ -89,7 +94,7 @@ def _start_all(state: NodeState, event: NodeStarted, now: float) -> Decision:
     return state, tuple(actions)
 
 
-def _see_plan(state: NodeState, plan: Plan) -> Decision:
+def _see_plan(state: NodeState, plan: Plan, now: float) -> Decision:
     """Hand a new plan to its workers, and to those that it releases from an older generation."""
     newest = state.plan
     if newest is not None and plan.generation <= newest.generation:
@@ -101,11 +106,15 @@ def _see_plan(state: NodeState, plan: Plan) -> Decision:
         text = f"plan {plan.generation} is not newer than {newest.generation}, the newest seen"
         return state, (Explain("plan_known", text),)
     state = replace(state, plans=(*state.plans, plan)[-PLANS_KEPT:])
+    if state.formed == plan.generation:
+        state = replace(state, formed_plan=plan)
+    state = _count_omission(state, newest, plan, now)
     actions: list[NodeAction] = []
+    mine = {m.key: m for m in plan.members if m.key.node == state.policy.node}
     for index, slot in enumerate(state.slots):
-        member = plan.find(state.key(slot))
-        active = slot.state in ("training", "rebuilding", "waiting", "draining")
-        if slot.connected and (member is not None or active):
+        member = mine.get(state.key(slot))
+        active = slot.state in workers.ENGAGED
+        if slot.connected and (member is not None or active) and not state.past_lease(now):
             actions.append(SendPlan(state.key(slot), plan))
         state = state.with_slot(index, rank=None if member is None else member.rank)
         if member is not None and plan.kind == "forced" and slot.state in ("training", "waiting"):
@@ -119,6 +128,9 @@ def _see_job(state: NodeState, job: JobRecord, now: float) -> Decision:
     state = replace(state, job=job)
     actions: list[NodeAction] = []
     if risen:
+        formed = next((p for p in state.plans if p.generation == job.formed), None)
+        state = replace(state, formed_plan=formed)
+    if risen and not state.past_lease(now):
         actions += [
             SendFormedMark(state.key(slot), job.formed)
             for slot in state.slots
@@ -128,6 +140,34 @@ def _see_job(state: NodeState, job: JobRecord, now: float) -> Decision:
         state, more = ending.job_ended(state, job, now)
         actions += more
     return state, tuple(actions)
+
+
+def _regain_lease(state: NodeState, deadline_s: float, now: float) -> Decision:
+    """The lease had run out: what was withheld meanwhile is said now."""
+    state = replace(state, lease_until_s=deadline_s)
+    return state, tuple(order for slot in state.slots for order in workers.news(state, slot, now))
+
+
+def _count_omission(state: NodeState, before: Plan | None, plan: Plan, now: float) -> NodeState:
+    """A node that is left out of one forced plan after the other, although its workers live, costs the
+    others more than it gives: its network flaps. Its workers are then not let in for a while."""
+    if before is None or plan.kind != "forced" or state.ending is not None:
+        return state
+    trained = [s for s in state.slots if s.state in ("training", "rebuilding", "waiting")]
+    keys = [key for slot in trained if before.find(key := state.key(slot)) is not None]
+    if all(plan.find(key) is not None for key in keys):
+        return state
+    recent = now - state.omitted_at_s < state.policy.quarantine_cooldown_s
+    state = replace(state, omissions=state.omissions + 1 if recent else 1, omitted_at_s=now)
+    if state.omissions < state.policy.quarantine_after:
+        return state
+    return replace(state, quarantined_until_s=now + state.policy.quarantine_cooldown_s)
+
+
+def _clear_quarantine(state: NodeState, event: QuarantineCleared) -> Decision:
+    if event.slot is None:
+        state = replace(state, omissions=0, quarantined_until_s=None)
+    return workers.clear_quarantine(state, event)
 
 
 def _form_anew(state: NodeState, event: GenerationStuck) -> Decision:
@@ -148,6 +188,8 @@ def _settle(state: NodeState, now: float) -> Decision:
     for index, slot in enumerate(state.slots):
         if slot.state in ("training", "rebuilding", "waiting") and not state.engaged(slot):
             state = state.with_slot(index, state="ready")  # left out: warm, waits for a later plan
+    if state.quarantined_until_s is not None and state.quarantined_until_s <= now:
+        state = replace(state, quarantined_until_s=None)
     state, late = adoption.overdue(state, now)
     state, orders = workers.restart_due(state, now) if state.ending is None else (state, ())
     state, more = ending.proceed(state, now)
@@ -167,9 +209,10 @@ def _settle(state: NodeState, now: float) -> Decision:
 
 
 def _next_wake(state: NodeState) -> float | None:
-    wakes = [slot.adopt_by_s for slot in state.slots]
+    wakes: list[float | None] = [slot.adopt_by_s for slot in state.slots]
     if state.ending is None:
         wakes += [slot.restart_at_s for slot in state.slots]
+        wakes.append(state.quarantined_until_s)
     elif state.ending.exited:
         return None
     else:

@@ -1,5 +1,6 @@
 """The state of one node's decisions: what `core.node` keeps and `status` shows."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -123,6 +124,18 @@ class NodeState:
     """How long the node had when it began to drain."""
     drain_cause: Literal["", "drain", "notice"] = ""
     """Not empty: the node drains."""
+    lease_until_s: float = math.inf
+    """Until when this node's lease is known to hold; no bound before the first `LeaseKept`."""
+    formed_plan: Plan | None = None
+    """The plan of the newest generation marked formed, when this node has seen it."""
+    checkpoint: tuple[int, int] | None = None
+    """(generation, iteration) of the newest verified checkpoint any worker of this node spoke of."""
+    omissions: int = 0
+    """Forced plans, each soon after the one before, that left out a worker of this node that lives."""
+    omitted_at_s: float = -math.inf
+    """When the newest of them was seen."""
+    quarantined_until_s: float | None = None
+    """When this node's workers may be let in again; None: they may be."""
     timer_at_s: float | None = None
     recent: Recent = ()
     """The last events, for the error about an invalid one."""
@@ -136,6 +149,10 @@ class NodeState:
     def formed(self) -> int:
         """The newest generation marked formed, as far as this node knows."""
         return 0 if self.job is None else self.job.formed
+
+    def past_lease(self, now: float) -> bool:
+        """Whether this node must take itself for cut off: it commits nothing and enters nothing."""
+        return now >= self.lease_until_s
 
     def key(self, slot: SlotState) -> WorkerKey:
         """The key of the worker that lives (or lived last) in this slot."""
@@ -158,6 +175,17 @@ class NodeState:
         pending = plan.kind == "planned" and self.formed < plan.generation
         return pending and slot.last_formed >= max(1, self.formed)
 
+    @property
+    def newest_generation(self) -> int:
+        """Newest generation number that this node has ever seen."""
+        seen = self.plan.generation if self.plan is not None else 0
+        return max(self.policy.newest_generation, seen)
+
+    def _quarantine(self) -> str:
+        if self.quarantined_until_s is None:
+            return ""
+        return f"{self.omissions} plans in a row left out its workers although they live"
+
     def record(self) -> MemberRecord:
         """The member record of this state."""
         return MemberRecord(
@@ -169,4 +197,9 @@ class NodeState:
             deadline_s=self.drain_seconds,
             drain_cause=self.drain_cause,
             versions=dict(self.policy.versions),
+            job_uid=self.policy.job_uid,
+            config_hash=self.policy.config_hash,
+            checkpoint=self.checkpoint,
+            newest_generation=self.newest_generation,
+            quarantined=self._quarantine(),
         )

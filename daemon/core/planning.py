@@ -1,8 +1,9 @@
 """Reading member records and building plans: pure functions without memory."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rallypoint.daemon.core.joining import differences
 from rallypoint.daemon.core.policy import LeaderPolicy
 from rallypoint.daemon.core.records import JobRecord, MemberRecord, SlotRecord, WorkerState
 from rallypoint.daemon.shared import envbudget
@@ -23,6 +24,8 @@ class Worker:
     host: str
     draining: bool
     """Its node drains."""
+    admitted: bool
+    """Its node may be let in: it agrees with the job and is not quarantined."""
     heir: bool
     """It formed a generation not older than the newest one marked formed, so its state counts. Among
     heirs those of the newest generation are the survivors; a heir behind them was in the group that
@@ -62,8 +65,11 @@ class View:
     formed the generation before it and will never see that one marked: it is superseded."""
     clashing: tuple[Clash, ...]
     """Newcomers that cannot enter: their device is another worker's."""
+    absent: tuple[WorkerKey, ...]
+    """Members of a generation that trains whose node has no record: it has lost its lease, or a new
+    leader has not read it yet. Silence of a supervisor alone proves no loss."""
     unproven: tuple[WorkerKey, ...]
-    """Members that are not known to live and of whom no record says that they are gone."""
+    """Who may hold the newest formed state, is not known to live, and is not recorded as gone."""
     begun: bool
     """Some member has formed this generation, or broken in it."""
     all_formed: bool
@@ -72,8 +78,16 @@ class View:
     """Slots of nodes that do not drain in which a worker lives or is about to."""
 
 
-def survey(members: Sequence[MemberRecord], plan: Plan | None, job: JobRecord) -> View:
-    """Sort the workers of all member records by what they mean to the next plan."""
+def survey(
+    members: Sequence[MemberRecord],
+    plan: Plan | None,
+    job: JobRecord,
+    *,
+    given_up: frozenset[WorkerKey] = frozenset(),
+    elected: bool = False,
+) -> View:
+    """Sort the workers of all member records by what they mean to the next plan. ``given_up``: absent
+    members that are taken for lost. ``elected``: the leader is new, and nodes may still register."""
     workers = {
         w.key: w for member in members for slot in member.slots if (w := _worker(member, slot, job))
     }
@@ -81,18 +95,22 @@ def survey(members: Sequence[MemberRecord], plan: Plan | None, job: JobRecord) -
     generation = 0 if plan is None else plan.generation
     known = {(m.node, s.slot): (m, s) for m in members for s in m.slots}
     heirs = _by_seniority((w for w in workers.values() if w.heir), planned)
-    newcomers = sorted(
-        (w for w in workers.values() if not w.heir and _may_enter(w)),
-        key=lambda w: (w.key.node, w.record.ready_order, w.key.slot),
-    )
-    entering = [w for w in newcomers if w.key in planned]
-    clashing = _clashes((*heirs, *entering, *(w for w in newcomers if w.key not in planned)))
-    refused = {clash.refused for clash in clashing}
+    newcomers, clashing = _newcomers(workers.values(), heirs, frozenset(planned))
+    nodes = {m.node for m in members}
     present = [workers[key] for key in planned if key in workers]
-    lost = tuple(key for key in planned if key not in workers)
+    begun = any(
+        max(w.record.last_formed, w.record.broken_generation) >= generation for w in present
+    )
+    trains = () if plan is None else _training_members(plan, job, begun=begun, elected=elected)
+    absent = tuple(
+        key
+        for key in planned
+        if key not in workers and key.node not in nodes and key in trains and key not in given_up
+    )
+    lost = tuple(key for key in planned if key not in workers and key not in absent)
     return View(
         heirs=heirs,
-        newcomers=tuple(w for w in newcomers if w.key not in refused),
+        newcomers=newcomers,
         clashing=clashing,
         lost=lost,
         nodes_lost=any((key.node, key.slot) not in known for key in lost),
@@ -103,16 +121,32 @@ def survey(members: Sequence[MemberRecord], plan: Plan | None, job: JobRecord) -
         )
         or (plan is not None and any(w.record.stuck_generation == generation for w in present)),
         broken=tuple(w.key for w in present if _is_broken(w, plan, job)),
-        unproven=tuple(key for key in lost if (key.node, key.slot) not in known),
-        begun=any(
-            max(w.record.last_formed, w.record.broken_generation) >= generation for w in present
+        absent=absent,
+        unproven=tuple(
+            m.key for m in _suspects(plan, job) if (m.key.node, m.key.slot) not in known
         ),
+        begun=begun,
         all_formed=bool(planned)
         and not lost
+        and not absent
         and all(w.record.last_formed == generation for w in present),
         expected=sum(slot.state not in _GONE for m, slot in known.values() if not m.draining)
-        - len(refused),
+        - len(clashing),
     )
+
+
+def _newcomers(
+    workers: Iterable[Worker], heirs: tuple[Worker, ...], planned: frozenset[WorkerKey]
+) -> tuple[tuple[Worker, ...], tuple[Clash, ...]]:
+    """Who may enter, in order, and whose device is taken by one before it."""
+    found = sorted(
+        (w for w in workers if not w.heir and _may_enter(w)),
+        key=lambda w: (w.key.node, w.record.ready_order, w.key.slot),
+    )
+    first = [w for w in found if w.key in planned]
+    clashing = _clashes((*heirs, *first, *(w for w in found if w.key not in planned)))
+    refused = {clash.refused for clash in clashing}
+    return tuple(w for w in found if w.key not in refused), clashing
 
 
 def _clashes(workers: Iterable[Worker]) -> tuple[Clash, ...]:
@@ -127,6 +161,44 @@ def _clashes(workers: Iterable[Worker]) -> tuple[Clash, ...]:
     return tuple(found)
 
 
+def _training_members(
+    plan: Plan, job: JobRecord, *, begun: bool, elected: bool
+) -> frozenset[WorkerKey]:
+    """Members that may be training although their node is silent: the generation is formed, or a
+    planned one has not begun, and its survivors train on in the one before."""
+    if plan.generation <= job.formed or elected:
+        return frozenset(m.key for m in plan.members)
+    return frozenset(plan.survivors if plan.kind == "planned" and not begun else ())
+
+
+def _suspects(plan: Plan | None, job: JobRecord) -> tuple[PlannedWorker, ...]:
+    if plan is None:
+        return ()
+    return plan.members if plan.generation <= job.formed else (*plan.members, *plan.left_out)
+
+
+def still_left_out(
+    plan: Plan | None, job: JobRecord, members: Sequence[MemberRecord], entering: set[WorkerKey]
+) -> tuple[PlannedWorker, ...]:
+    """Who may hold the newest formed state, but is not among ``entering``: `Plan.left_out`."""
+    if plan is None:
+        return ()
+    slots = {(m.node, s.slot): s for m in members for s in m.slots}
+    if plan.generation <= job.formed:
+        holders = plan.members
+    else:
+        survivors = set(plan.survivors)
+        holders = (*(m for m in plan.members if m.key in survivors), *plan.left_out)
+    return tuple(m for m in holders if m.key not in entering and not _is_gone(m.key, slots))
+
+
+def _is_gone(key: WorkerKey, slots: Mapping[tuple[str, int], SlotRecord]) -> bool:
+    record = slots.get((key.node, key.slot))
+    if record is None:
+        return False
+    return record.incarnation != key.incarnation or record.state in _GONE or bool(record.left)
+
+
 def _worker(member: MemberRecord, slot: SlotRecord, job: JobRecord) -> Worker | None:
     if slot.state not in _WARM or slot.left:
         return None
@@ -135,6 +207,7 @@ def _worker(member: MemberRecord, slot: SlotRecord, job: JobRecord) -> Worker | 
         record=slot,
         host=slot.host or member.advertise,
         draining=member.draining,
+        admitted=not member.quarantined and not differences(job, member),
         heir=slot.last_formed >= max(1, job.formed),
     )
 
@@ -147,7 +220,7 @@ def _is_broken(worker: Worker, plan: Plan | None, job: JobRecord) -> bool:
 
 
 def _may_enter(worker: Worker) -> bool:
-    return not worker.draining and worker.record.state != "draining"
+    return worker.admitted and not worker.draining and worker.record.state != "draining"
 
 
 def _by_seniority(workers: Iterable[Worker], planned: tuple[WorkerKey, ...]) -> tuple[Worker, ...]:
@@ -183,12 +256,16 @@ def restoring_generation(plan: Plan | None, job: JobRecord) -> int:
     return max(job.restore_generation, plan.generation if plan is not None and plan.restore else 0)
 
 
-def newest_checkpoint(
-    members: Sequence[MemberRecord], known: tuple[int, int] | None
-) -> tuple[int, int] | None:
-    """(generation, iteration) of the newest verified checkpoint: of the member records, or ``known``."""
-    recorded = [s.checkpoint for m in members for s in m.slots]
-    return max((c for c in (known, *recorded) if c is not None), default=None)
+def newest_checkpoint(members: Sequence[MemberRecord], job: JobRecord) -> tuple[int, int] | None:
+    """(generation, iteration) of the newest verified checkpoint that anybody ever registered."""
+    recorded = [c for m in members for c in (m.checkpoint, *(s.checkpoint for s in m.slots))]
+    return max((c for c in (job.checkpoint, *recorded) if c is not None), default=None)
+
+
+def readable_checkpoint(member: MemberRecord) -> tuple[int, int] | None:
+    """The newest one that workers of this node can read."""
+    recorded = (member.checkpoint, *(s.checkpoint for s in member.slots))
+    return max((c for c in recorded if c is not None), default=None)
 
 
 def next_generation(
@@ -201,6 +278,8 @@ def next_generation(
         for slot in member.slots
         for number in (slot.last_formed, slot.broken_generation, (slot.checkpoint or (0, 0))[0])
     ]
+    recorded += [member.newest_generation for member in members]
+    recorded += [(c or (0, 0))[0] for c in (job.checkpoint, *(m.checkpoint for m in members))]
     planned = 0 if plan is None else plan.generation
     return 1 + max(newest, planned, job.formed, job.restore_generation, *recorded, 0)
 
@@ -211,15 +290,17 @@ def build_plan(
     generation: int,
     plan: Plan | None,
     job: JobRecord,
-    checkpoint: tuple[int, int] | None,
+    members: Sequence[MemberRecord],
 ) -> Plan:
     """The plan of a draft: ranks in the draft's order, heirs before newcomers, and env blocks.
-    ``plan`` is the one before, ``checkpoint`` the newest verified one.
+    ``plan`` is the one before.
 
     Raises `BudgetError` when the envs do not divide among them (checked before anything starts).
     """
     workers = (*draft.heirs, *draft.newcomers)
     blocks = _blocks(policy, draft)
+    checkpoint = newest_checkpoint(members, job)
+    wanted = 0 if plan is None else plan.wanted_workers
     restored = restoring_generation(plan, job)
     uncovered = restored > 0 and (checkpoint is None or checkpoint[0] < restored)
     return Plan(
@@ -243,6 +324,9 @@ def build_plan(
             for rank, worker in enumerate(workers)
         ),
         survivors=tuple(worker.key for worker in draft.heirs),
+        left_out=still_left_out(plan, job, members, {worker.key for worker in workers}),
+        wanted_workers=min(policy.max_workers, max(wanted, len(workers))),
+        resumes=job.iteration > 0 or checkpoint is not None,
     )
 
 

@@ -29,6 +29,12 @@ class NodePolicy:
     """A quarantined slot gets one more life after this long."""
     versions: Mapping[str, str]
     """Versions written into the member record (rallypoint, torch, …)."""
+    job_uid: str
+    """The job that this node takes part in."""
+    config_hash: str
+    """Hash of the values that all nodes of the job share."""
+    newest_generation: int
+    """Newest generation number that this node knew of before it started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,3 +57,16 @@ class LeaderPolicy:
     """Bound of a probe."""
     join_debounce_s: float
     """Newcomers within this time of the first enter together."""
+    spares: int
+    """This many warm workers are kept out, and let in at once after a loss."""
+    detect_s: float
+    """A new leader gives members this long to register again, before it takes them for lost."""
+    witness_s: float
+    """A collective that ended within this time shows that all of its generation live."""
+    holder_wait_s: float
+    """How long a restore waits for the node that holds a newer checkpoint, and for workers of an
+    earlier generation that answer although they cannot train any more."""
+    alone: bool
+    """No other node can ever come (embedded membership)."""
+    shared_checkpoints: bool
+    """Every node can read every checkpoint; else only the node that registered it."""

@@ -94,6 +94,16 @@ class MemberRecord(msgspec.Struct, frozen=True):
     drain_cause: Literal["", "drain", "notice"] = ""
     """Why it drains."""
     versions: dict[str, str] = {}
+    job_uid: str = ""
+    """The job that this node takes part in; "" where it does not know yet."""
+    config_hash: str = ""
+    checkpoint: tuple[int, int] | None = None
+    """(generation, iteration) of the newest verified checkpoint that workers of this node can read,
+    whichever of its workers, living or gone, said so."""
+    newest_generation: int = 0
+    """Newest generation number that this node has ever seen; the next one is above it."""
+    quarantined: str = ""
+    """Why its workers are not let in for now; "" while they may be."""
 
 
 class JobRecord(msgspec.Struct, frozen=True):
@@ -110,3 +120,6 @@ class JobRecord(msgspec.Struct, frozen=True):
     """Newest generation that restored from a checkpoint (or started from scratch)."""
     state: JobState = "running"
     reason: str = ""
+    checkpoint: tuple[int, int] | None = None
+    """(generation, iteration) of the newest verified checkpoint that any member ever registered: its
+    writer may be gone, and so may be the leader that heard of it."""

@@ -54,6 +54,7 @@ BACKOFF_MOST_S = 30.0
 _WARM: frozenset[WorkerState] = frozenset(
     {"ready", "training", "rebuilding", "waiting", "draining"}
 )
+ENGAGED: frozenset[WorkerState] = frozenset({"training", "rebuilding", "waiting", "draining"})
 _CONNECTED: frozenset[WorkerState] = frozenset({"warming", *_WARM})
 _LIVE: frozenset[WorkerState] = frozenset({"starting", *_CONNECTED})
 _LISTED: dict[type, frozenset[WorkerState]] = {
@@ -125,7 +126,7 @@ def _apply(state: NodeState, slot: SlotState, event: WorkerEvent, now: float) ->
         case SpawnFailed(error=error):
             return _end_of_life(state, slot, f"could not be started: {error}", now)
         case WorkerConnected():
-            return _connect(state, slot)
+            return _connect(state, slot, now)
         case WorkerBecameReady():
             return _become_ready(state, slot, event), ()
         case WorkerBroke(generation=generation):
@@ -134,7 +135,7 @@ def _apply(state: NodeState, slot: SlotState, event: WorkerEvent, now: float) ->
             shown = _shown(slot, "rebuilding") if current else slot.state
             return state.with_slot(slot.slot, broken_generation=newest, state=shown), ()
         case WorkerFormed():
-            return _form(state, slot, event)
+            return _form(state, slot, event, now)
         case WorkerCommitted(iteration=iteration):
             fault = slot.fault
             if fault is not None and iteration > fault.iteration:
@@ -142,8 +143,7 @@ def _apply(state: NodeState, slot: SlotState, event: WorkerEvent, now: float) ->
             changes = {"committed_iteration": iteration, "failures": 0, "fault": fault}
             return state.with_slot(slot.slot, **changes), ()
         case WorkerCheckpointed(generation=generation, iteration=iteration):
-            checkpoint = _newest(slot.checkpoint, (generation, iteration))
-            return state.with_slot(slot.slot, checkpoint=checkpoint), ()
+            return _know_checkpoint(state, slot, (generation, iteration)), ()
         case WorkerFaulted():
             return state.with_slot(slot.slot, fault=_fault(slot, event)), ()
         case WorkerLeft(reason=reason):
@@ -178,24 +178,33 @@ def _shown(slot: SlotState, wanted: WorkerState) -> WorkerState:
     return "draining" if slot.state == "draining" else wanted
 
 
-def _connect(state: NodeState, slot: SlotState) -> Decision:
+def _connect(state: NodeState, slot: SlotState, now: float) -> Decision:
     """Hello: a new worker starts to warm up; a known one gets what it may have missed."""
     state = state.with_slot(slot.slot, connected=True, told="", adopt_by_s=None)
     if slot.state == "starting":
         return state.with_slot(slot.slot, state="warming"), ()
+    return state, news(state, state.slots[slot.slot], now)
+
+
+def news(state: NodeState, slot: SlotState, now: float) -> tuple[NodeAction, ...]:
+    """What a worker may have missed: the newest plan that concerns it, and the mark of the generation
+    that it formed. Nothing while this node is past its lease."""
     key, plan = state.key(slot), state.plan
     actions: list[NodeAction] = []
-    if plan is not None and plan.find(key) is not None:
+    if plan is None or not slot.connected or state.past_lease(now):
+        return ()
+    if plan.find(key) is not None or slot.state in ENGAGED:
         actions.append(SendPlan(key, plan))
-        if slot.last_formed and slot.last_formed == state.formed:
-            actions.append(SendFormedMark(key, state.formed))
-    return state, tuple(actions)
+    if slot.last_formed and slot.last_formed == state.formed:
+        actions.append(SendFormedMark(key, state.formed))
+    return tuple(actions)
 
 
 def _become_ready(state: NodeState, slot: SlotState, event: WorkerBecameReady) -> NodeState:
     first = slot.ready_order == 0
     if first:
         state = replace(state, ready_count=state.ready_count + 1)
+    state = _know_checkpoint(state, slot, event.checkpoint)
     return state.with_slot(
         slot.slot,
         state="ready" if slot.state == "warming" else slot.state,
@@ -205,15 +214,21 @@ def _become_ready(state: NodeState, slot: SlotState, event: WorkerBecameReady) -
         capacity_envs=event.capacity_envs,
         ready_order=state.ready_count if first else slot.ready_order,
         last_formed=max(slot.last_formed, event.last_formed),
-        checkpoint=_newest(slot.checkpoint, event.checkpoint),
     )
+
+
+def _know_checkpoint(
+    state: NodeState, slot: SlotState, checkpoint: tuple[int, int] | None
+) -> NodeState:
+    state = replace(state, checkpoint=_newest(state.checkpoint, checkpoint))
+    return state.with_slot(slot.slot, checkpoint=_newest(slot.checkpoint, checkpoint))
 
 
 def _newest(*checkpoints: tuple[int, int] | None) -> tuple[int, int] | None:
     return max((c for c in checkpoints if c is not None), default=None)
 
 
-def _form(state: NodeState, slot: SlotState, event: WorkerFormed) -> Decision:
+def _form(state: NodeState, slot: SlotState, event: WorkerFormed, now: float) -> Decision:
     """A generation is formed here. A mark that was written already is passed on at once."""
     key, generation = event.key, event.generation
     newest = state.plan
@@ -235,7 +250,7 @@ def _form(state: NodeState, slot: SlotState, event: WorkerFormed) -> Decision:
         blocks=member.blocks,
         committed_iteration=event.iteration,
     )
-    marked = state.formed == generation
+    marked = state.formed == generation and not state.past_lease(now)
     return state, (SendFormedMark(key, generation),) if marked else ()
 
 

@@ -18,6 +18,8 @@ from rallypoint.daemon.core.events import (
     JobSeen,
     LeaderElected,
     LeaderEvent,
+    LeaderLost,
+    LeaseKept,
     MembersChanged,
     NodeEvent,
     PlanChanged,
@@ -79,7 +81,7 @@ class Membership:
     async def join(self, job: JobRecord, plan: Plan | None = None) -> None:
         """Take a lease, write the job (and the plan it goes on from) if none is there yet, and try to
         lead."""
-        self._lease = await self._store.grant(self._detect_s)
+        self._hold(await self._store.grant(self._detect_s))
         puts, compare = {self._job: _encode(job)}, {self._job: 0}
         if plan is not None:
             puts[self._generation], compare[self._generation] = _encode(plan), 0
@@ -110,17 +112,13 @@ class Membership:
                 await self._renew(lease)
             else:
                 if self._lease is lease:
-                    self._lease = renewed
+                    self._hold(renewed)
 
     async def leave(self) -> None:
         """Give up the lease: our keys go at once instead of after ``detect_s``."""
         if self._lease is not None:
             await self._store.revoke(self._lease)
         await self._store.close()
-
-    def past_lease(self, now: float) -> bool:
-        """Whether this node must take itself for cut off at monotonic time ``now``."""
-        return self._lease is None or now >= self._lease.deadline_s
 
     # --- writes ---------------------------------------------------------------------------------
 
@@ -169,6 +167,13 @@ class Membership:
                 return True
         return False
 
+    async def record_checkpoint(
+        self, checkpoint: tuple[int, int], progress: dict[str, int]
+    ) -> None:
+        """Write the newest verified checkpoint into the job record, with the progress."""
+        iteration = max(checkpoint[1], progress["iteration"])
+        await self.update_job(**{**progress, "iteration": iteration, "checkpoint": checkpoint})
+
     async def update_job(self, **changes: Any) -> None:
         """Change fields of the job record."""
         for _ in range(_ATTEMPTS):
@@ -215,7 +220,7 @@ class Membership:
         if item is None and key == self._leader:
             await self._ensure_lease()
             if await self._store.get(self._leader) is None:
-                self._leads = False
+                self._depose()
                 await self._campaign()
             return
         self._say(
@@ -279,6 +284,11 @@ class Membership:
                 known += [slot.last_formed, slot.checkpoint[0] if slot.checkpoint else 0]
         self._emit(LeaderElected(members, view.plan, view.job, max(known)))
 
+    def _depose(self) -> None:
+        if self._leads:
+            self._leads = False
+            self._emit(LeaderLost())
+
     async def _ensure_lease(self) -> None:
         lease = self._require_lease()
         try:
@@ -292,14 +302,18 @@ class Membership:
             if self._lease is not lost:
                 return
             _log.warning("lease_lost", reason=f"lease {lost.id} is over; taking a new one")
-            self._leads = False
+            self._depose()
             lease = await self._store.grant(self._detect_s)
             if self._record is not None:
                 await self._store.put(self._member, _encode(self._record), lease)
-            self._lease = lease
+            self._hold(lease)
             await self._campaign()
 
     # --- small ----------------------------------------------------------------------------------
+
+    def _hold(self, lease: Lease) -> None:
+        self._lease = lease
+        self._emit(LeaseKept(lease.deadline_s))
 
     def _sorted_members(self) -> tuple[MemberRecord, ...]:
         return tuple(self.view.members[node] for node in sorted(self.view.members))

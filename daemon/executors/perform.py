@@ -98,6 +98,8 @@ class Performer:
                 if not await self._membership.mark_formed(generation, self._progress()):
                     reason = "it is not the newest plan any more"
                     self._emit("leader", PublishRefused(generation, reason))
+            case actions.RecordCheckpoint(checkpoint=checkpoint):
+                await self._membership.record_checkpoint(checkpoint, self._progress())
             case actions.SetJobState(state=state, reason=reason):
                 _log.info("job_state", state=state, reason=reason)
                 await self._membership.update_job(state=state, reason=reason, **self._progress())
@@ -144,5 +146,4 @@ class Performer:
             if (slot.slot, slot.incarnation) == (key.slot, key.incarnation):
                 return slot.host, slot.port
         plan = self._membership.view.plan
-        planned = None if plan is None else plan.find(key)
-        return None if planned is None else (planned.host, planned.port)
+        return None if plan is None else plan.address(key)

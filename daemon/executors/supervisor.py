@@ -14,9 +14,10 @@ from typing import Any, Final
 
 import structlog
 
-from rallypoint.daemon.core import leader, node
+from rallypoint.daemon.core import leader, node, permission
 from rallypoint.daemon.core.events import (
     AdoptedWorker,
+    CollectivesEnded,
     DrainRequested,
     JobSeen,
     LeaderEvent,
@@ -25,6 +26,7 @@ from rallypoint.daemon.core.events import (
     PlanSeen,
     QuarantineCleared,
     StopRequested,
+    WorkerCommitted,
 )
 from rallypoint.daemon.core.records import JobRecord
 from rallypoint.daemon.executors import adoption, persist, policies, processes, status
@@ -234,6 +236,8 @@ class Supervisor:
             self._job = event.job
             self.recorder.marked(event.job.formed)
             self._remember(event.job)  # before any worker knows the mark
+        elif isinstance(event, WorkerCommitted):
+            self._emit(CollectivesEnded(event.generation))
         self._node, actions = node.decide(self._node, event, now)
         for action in actions:
             _log.debug("order", machine="node", order=repr(action)[:500])
@@ -295,36 +299,24 @@ class Supervisor:
             self._finish(0, f"{number.name} while stopping: workers were killed at once")
 
     def _welcome(self, key: WorkerKey) -> messages.Welcome:
-        plan = self._node.plan
+        formed, plan = permission.welcome(self._node, key, time.monotonic())
         return messages.Welcome(
             supervisor_incarnation=self._state.state.supervisor_incarnation,
             job_uid=self._job.uid,
-            formed=self._job.formed,
-            plan=plan if plan is not None and plan.find(key) is not None else None,
+            formed=formed,
+            plan=plan,
             heard=self.recorder.heard(key),
         )
 
     def _answer_commit(self, question: messages.AskCommit) -> messages.CommitAnswer:
         """Only members of the newest formed generation write to shared storage, and only while this
         supervisor holds its lease."""
-        formed = self.recorder.formed_plan
-        reason = ""
-        if self._membership.past_lease(time.monotonic()):
-            reason = "this supervisor is past the deadline of its lease"
-        elif formed is None or formed.generation != self._job.formed:
-            reason = (
-                f"generation {self._job.formed} is marked formed, but its plan is not known here"
-            )
-        elif question.generation > formed.generation:
-            reason = f"generation {question.generation} is not marked formed yet"
-        elif formed.find(question.key) is None:
-            reason = (
-                f"{question.key} is no member of generation {formed.generation}, the newest formed"
-            )
+        now = time.monotonic()
+        reason = permission.commit_refusal(self._node, question.key, question.generation, now)
         return messages.CommitAnswer(
             ask=question.ask,
             allowed=not reason,
-            reason=reason or f"member of generation {formed.generation if formed else 0}",
+            reason=reason or f"member of generation {self._node.formed}",
         )
 
     def _remember(self, job: JobRecord) -> None:

@@ -26,6 +26,8 @@ class JobSection:
     """Below this many workers the job holds."""
     max_workers: int | None = None
     """Largest world size. None: the slots of this node."""
+    spares: int = 0
+    """Warm workers that are kept out of the training, and let in at once when one is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)

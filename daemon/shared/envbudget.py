@@ -49,6 +49,8 @@ def check(config: Config) -> None:
             f"micro-batch; take env.block = {ppo.mini_batches * ppo.micro_batches * 8} or fewer micro-batches"
         )
     low, high = world_size_range(config)
+    if config.job.spares < 0:
+        raise BudgetError(f"job.spares = {config.job.spares} must not be negative")
     for world_size in range(low, high + 1):
         try:
             counts = split(env.num_envs, world_size if env.budget == "global" else 1, env.block)

@@ -73,6 +73,13 @@ class Plan(msgspec.Struct, frozen=True):
     a survivor lives."""
     survivors: tuple[WorkerKey, ...]
     """Members that the leader took for survivors; workers decide again from what they hold."""
+    left_out: tuple[PlannedWorker, ...] = ()
+    """Who may still hold the newest formed state, but is not let in: silent, or without a lease. They
+    are asked before a later plan restores. Counts until this generation has formed."""
+    wanted_workers: int = 0
+    """World size that spares make up for at once; a loss does not lower it."""
+    resumes: bool = False
+    """The job has progress: without live state and without a readable checkpoint nothing begins."""
 
     @property
     def starts(self) -> Literal["now", "safe_point"]:
@@ -91,3 +98,8 @@ class Plan(msgspec.Struct, frozen=True):
     def find(self, key: WorkerKey) -> PlannedWorker | None:
         """The member with this key, or None."""
         return next((m for m in self.members if m.key == key), None)
+
+    def address(self, key: WorkerKey) -> tuple[str, int] | None:
+        """Host and port of a member, or of somebody left out; None for others."""
+        listed = (*self.members, *self.left_out)
+        return next(((m.host, m.port) for m in listed if m.key == key), None)

@@ -35,6 +35,10 @@ class Timeouts:
     """Most that a kill inside a rebuild may cost, on the one-second init timeout: 5 x group_init."""
     orphan_grace_s: float
     """A worker without supervisor leaves after this."""
+    witness_s: float
+    """A collective that ended within this time shows that all of its generation live: detect/5."""
+    holder_wait_s: float
+    """How long a restore waits for who holds something newer: orphan_grace + detect."""
     adopt_s: float
     """How long an adopted worker may take to say Hello to its new supervisor: detect."""
     answer_s: float
@@ -60,6 +64,8 @@ def derive(config: Config, world_size: int = 2) -> Timeouts:
         store_s=detect_s,
         rebuild_bound_s=5 * group_init_s,
         orphan_grace_s=config.membership.orphan_grace_s,
+        witness_s=detect_s / 5,
+        holder_wait_s=config.membership.orphan_grace_s + detect_s,
         adopt_s=detect_s,
         answer_s=detect_s,
     )

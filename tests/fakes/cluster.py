@@ -83,6 +83,9 @@ class Cluster(WorkerModel):
             quarantine_after=6,
             quarantine_cooldown_s=20.0,
             versions={},
+            job_uid="job",
+            config_hash="hash",
+            newest_generation=0,
         )
         fresh = FakeNode(node.initial(policy))
         self.nodes[name] = fresh
@@ -232,6 +235,8 @@ class Cluster(WorkerModel):
                     self._write_plan(plan, replaces)
                 case act.MarkFormed(generation=generation):
                     self._mark(generation)
+                case act.RecordCheckpoint(checkpoint=checkpoint):
+                    self._write_job(msgspec.structs.replace(self.job, checkpoint=checkpoint))
                 case act.SetJobState(state=state, reason=reason):
                     self._write_job(msgspec.structs.replace(self.job, state=state, reason=reason))
 

@@ -1,7 +1,9 @@
 """Short ways to say who is where: slots, members, plans and policies for tests of the decisions."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
+
+import msgspec
 
 from rallypoint.daemon.core import actions as act
 from rallypoint.daemon.core import events as ev
@@ -21,6 +23,12 @@ LEADER_DEFAULTS: dict[str, Any] = {
     "coalesce_s": 0.05,
     "probe_s": 0.2,
     "join_debounce_s": 1.0,
+    "spares": 0,
+    "detect_s": 5.0,
+    "witness_s": 1.0,
+    "holder_wait_s": 15.0,
+    "alone": True,
+    "shared_checkpoints": True,
 }
 
 
@@ -42,6 +50,9 @@ def node_policy(slots: int = 2) -> NodePolicy:
         quarantine_after=12,
         quarantine_cooldown_s=300.0,
         versions={},
+        job_uid="uid",
+        config_hash="hash",
+        newest_generation=0,
     )
 
 
@@ -110,7 +121,7 @@ def plan(
 
 @dataclass
 class LeaderScript:
-    """Feeds events to a leader and answers its probes with "all of them live", but for ``gone`` and
+    """Feeds events to a leader, records checkpoints, and answers its probes with "all of them live", but for ``gone`` and
     ``silent``. Remembers what it ordered last."""
 
     policy: LeaderPolicy
@@ -138,6 +149,7 @@ class LeaderScript:
     def feed(self, event: ev.LeaderEvent) -> "LeaderScript":
         """One event, and the answer to the probe that it leads to."""
         self.state, self.orders = leader.decide(self.state, event, self.now)
+        self._record()
         probes = self.all_of(act.ProbeMembers)
         if probes:
             first, probe = self.orders, probes[0]
@@ -151,6 +163,13 @@ class LeaderScript:
             self.feed(answer)
             self.orders = (*first, *self.orders)
         return self
+
+    def _record(self) -> None:
+        for order in self.all_of(act.RecordCheckpoint):
+            assert self.state.job is not None
+            record = msgspec.structs.replace(self.state.job, checkpoint=order.checkpoint)
+            self.state = replace(self.state, job=record)
+        self.orders = tuple(o for o in self.orders if not isinstance(o, act.RecordCheckpoint))
 
     def wait(self) -> "LeaderScript":
         """Let the time pass to the timer that was asked for."""

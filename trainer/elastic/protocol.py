@@ -53,7 +53,8 @@ class Decision:
 def decide_source(plan: Plan, members: Sequence[Whereabouts]) -> Decision:
     """Decide from the records of all members, in rank order.
 
-    Raises `TrainerError` when the plan says that survivors live but none is among the members.
+    Raises `TrainerError` when the plan says that survivors live but none is among the members, and
+    when the job has progress but nobody reads a checkpoint.
     """
     lineage = [m.last_formed for m in members if m.last_formed and m.last_formed >= plan.formed]
     if not lineage:
@@ -90,6 +91,12 @@ def _decide_restore(plan: Plan, members: Sequence[Whereabouts]) -> Decision:
         )
     everybody = frozenset(range(len(members)))
     holders = [(m.checkpoint, -r) for r, m in enumerate(members) if m.checkpoint is not None]
+    if not holders and plan.resumes:
+        raise TrainerError(
+            f"generation {plan.generation}: the job has progress, but none of its {len(members)} "
+            "members can read a verified checkpoint; not starting from scratch: make the checkpoints "
+            "readable again, or start a new job with --fresh"
+        )
     if not holders:
         return Decision("fresh", 0, 0, frozenset(), everybody - {0})
     (_, iteration), negative_rank = max(holders)

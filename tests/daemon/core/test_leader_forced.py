@@ -83,6 +83,7 @@ def test_4_4_one_lost_node_is_named_as_the_cause() -> None:
         plan=plan(3, *keys, survivors=keys),
         job_record=job(formed=3),
     )
+    script.gone = {key(0, 1, "b")}
     script.see(member(trained(0, 3))).wait()
     assert script.published.cause == "node_lost"
 
@@ -217,7 +218,7 @@ def test_4_4_no_restore_while_a_worker_of_the_old_plan_still_answers() -> None:
         job_record=job(formed=3),
     )
     assert script.all_of(act.PublishPlan) == []
-    assert "b/0#1 of an earlier plan still answer" in script.said
+    assert "b/0#1 have no lease, but take part: nothing is changed" in script.said
     script.gone = {old}
     script.wait()
     assert script.now == 101.0

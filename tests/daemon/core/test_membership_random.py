@@ -24,6 +24,12 @@ def policy(budget: str, slots: int, min_workers: int = 1) -> LeaderPolicy:
         coalesce_s=0.05,
         probe_s=0.2,
         join_debounce_s=1.0,
+        spares=0,
+        detect_s=5.0,
+        witness_s=1.0,
+        holder_wait_s=15.0,
+        alone=False,
+        shared_checkpoints=True,
     )
 
 

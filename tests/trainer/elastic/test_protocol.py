@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import pytest
 
 from rallypoint.daemon.shared.plan import Plan, PlannedWorker, WorkerKey
@@ -149,3 +150,9 @@ def test_majority_and_tie() -> None:
     assert majority([7, 8, 8], [0, 1, 2]) == (1, frozenset({0}))
     assert majority([7, 8], [0, 1]) == (0, frozenset({1}))
     assert majority([7, 8, 7], [1, 2]) == (1, frozenset({0, 2})), "newcomer 0 has no vote"
+
+
+def test_rule_11_a_job_with_progress_never_starts_from_scratch() -> None:
+    resumed = msgspec.structs.replace(make_plan(2, restore=True), resumes=True)
+    with pytest.raises(TrainerError, match="not starting from scratch"):
+        decide_source(resumed, [newcomer(0), newcomer(1)])

@@ -1,0 +1,28 @@
+"""What a node may do at this moment: commit to shared storage, hand out a plan."""
+
+from rallypoint.daemon.core.nodestate import NodeState
+from rallypoint.daemon.shared.plan import Plan, WorkerKey
+
+
+def commit_refusal(state: NodeState, key: WorkerKey, generation: int, now: float) -> str:
+    """Why a worker of this node may not put the manifest of a checkpoint that it made in
+    ``generation``; "" when it may: it is a member of the newest formed generation, and this node
+    holds its lease."""
+    formed = state.formed_plan
+    if state.past_lease(now):
+        return "this supervisor is past the deadline of its lease"
+    if formed is None or formed.generation != state.formed:
+        return f"generation {state.formed} is marked formed, but its plan is not known here"
+    if generation > formed.generation:
+        return f"generation {generation} is not marked formed yet"
+    if formed.find(key) is None:
+        return f"{key} is no member of generation {formed.generation}, the newest formed"
+    return ""
+
+
+def welcome(state: NodeState, key: WorkerKey, now: float) -> tuple[int, Plan | None]:
+    """(formed mark, plan) that a worker may be told at Hello; past the lease it is told neither."""
+    plan = state.plan
+    if state.past_lease(now):
+        return 0, None
+    return state.formed, plan if plan is not None and plan.find(key) is not None else None

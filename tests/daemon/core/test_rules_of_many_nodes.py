@@ -1,0 +1,342 @@
+"""DESIGN §4 with several nodes, rule by rule: leases, silence, spares, restores, joining."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rallypoint.daemon.core import actions as act
+from rallypoint.daemon.core import events as ev
+from rallypoint.daemon.core import joining, permission
+from rallypoint.daemon.core.records import MemberRecord
+from rallypoint.daemon.shared.plan import WorkerKey
+from tests.fakes.membership import (
+    LeaderScript,
+    NodeScript,
+    job,
+    key,
+    leader_policy,
+    member,
+    plan,
+    slot_record,
+    trained,
+)
+
+A, B, C = key(0), key(0, 1, "b"), key(0, 1, "c")
+
+
+def _node(name: str, formed: int = 3, **fields: Any) -> MemberRecord:
+    return member(trained(0, formed, **fields), node_name=name)
+
+
+def _train(*keys: WorkerKey, policy: dict[str, Any] | None = None, **fields: Any) -> LeaderScript:
+    """A leader that was elected long ago; these workers train in generation 3."""
+    settings = {"alone": False, **(policy or {})}
+    script = LeaderScript(leader_policy(**settings))
+    present = plan(3, *keys, survivors=keys, **fields)
+    script.elect(*(_node(k.node) for k in keys), plan=present, job_record=job(formed=3))
+    script.now += 100.0
+    return script
+
+
+# --- rule 1 ----------------------------------------------------------------------------------------
+
+
+def test_rule_1_a_number_that_only_one_member_remembers_is_not_given_out_again() -> None:
+    record = member(slot_record(0), newest_generation=56)
+    script = LeaderScript(leader_policy()).elect(record)
+    assert script.published.generation == 57
+
+
+def test_rule_1_a_node_says_the_newest_number_it_has_seen() -> None:
+    node = NodeScript().make_train(generation=7)
+    assert node.state.record().newest_generation == 7
+
+
+# --- rule 2: the holder of a lease --------------------------------------------------------------------
+
+
+def test_rule_2_past_its_lease_a_node_hands_out_no_plan_until_it_has_one_again() -> None:
+    node = NodeScript().feed(ev.LeaseKept(105.0)).make_train(generation=1)
+    node.now = 105.0
+    second = plan(2, node.key(0), node.key(1))
+    assert node.feed(ev.PlanSeen(second)).all_of(act.SendPlan) == []
+    node.feed(ev.LeaseKept(111.0))
+    assert [order.plan for order in node.all_of(act.SendPlan)] == [second, second]
+
+
+def test_rule_2_past_its_lease_a_node_passes_no_mark_on() -> None:
+    node = NodeScript().feed(ev.LeaseKept(105.0)).make_train(generation=1)
+    node.feed(ev.PlanSeen(plan(2, node.key(0), node.key(1))))
+    node.feed(*(ev.WorkerFormed(node.key(slot), 2, "hash", 0) for slot in (0, 1)))
+    node.now = 105.0
+    assert node.feed(ev.JobSeen(job(formed=2))).all_of(act.SendFormedMark) == []
+    node.feed(ev.LeaseKept(111.0))
+    assert [order.generation for order in node.all_of(act.SendFormedMark)] == [2, 2]
+
+
+def test_rule_2_past_its_lease_a_node_allows_no_checkpoint_and_welcomes_with_nothing() -> None:
+    node = NodeScript().feed(ev.LeaseKept(105.0)).make_train(generation=1)
+    first = node.key(0)
+    assert permission.commit_refusal(node.state, first, 1, 104.9) == ""
+    assert "past the deadline" in permission.commit_refusal(node.state, first, 1, 105.0)
+    assert permission.welcome(node.state, first, 104.9) == (1, node.state.plan)
+    assert permission.welcome(node.state, first, 105.0) == (0, None)
+
+
+def test_rule_2_only_members_of_the_newest_formed_generation_commit() -> None:
+    node = NodeScript().make_train(generation=1)
+    node.feed(ev.PlanSeen(plan(2, node.key(1))), ev.WorkerFormed(node.key(1), 2, "hash", 0))
+    assert permission.commit_refusal(node.state, node.key(0), 1, 100.0) == ""
+    refusal = permission.commit_refusal(node.state, node.key(1), 2, 100.0)
+    assert refusal == "generation 2 is not marked formed yet"
+    node.feed(ev.JobSeen(job(formed=2)))
+    assert "no member of generation 2" in permission.commit_refusal(
+        node.state, node.key(0), 1, 100.0
+    )
+
+
+# --- rule 2: the leader and silence --------------------------------------------------------------------
+
+
+def test_rule_2_a_silent_supervisor_whose_workers_answer_changes_nothing() -> None:
+    script = _train(A, B)
+    script.see(_node("a"))
+    assert script.all_of(act.PublishPlan) == []
+    assert "b/0#1 have no lease, but take part" in script.said
+    for _ in range(5):
+        assert script.wait().all_of(act.PublishPlan) == []
+    assert script.see(_node("a"), _node("b")).orders == ()
+
+
+def test_rule_2_collectives_that_end_are_a_witness_even_where_no_probe_gets_through() -> None:
+    script = _train(A, B)
+    script.silent = {B}
+    script.feed(ev.CollectivesEnded(3)).see(_node("a"))
+    assert script.all_of(act.PublishPlan) == []
+    script.feed(ev.CollectivesEnded(3)).wait()
+    assert script.all_of(act.PublishPlan) == []
+    script.wait()
+    assert script.wait().published.cause == "node_lost", "the witness is too old"
+
+
+def test_rule_2_a_witness_does_not_bring_back_who_is_known_to_be_gone() -> None:
+    script = _train(A, B)
+    script.gone = {B}
+    script.feed(ev.CollectivesEnded(3)).see(_node("a")).wait()
+    assert script.ranks == [A]
+
+
+def test_rule_2_every_forced_plan_leaves_out_all_members_without_a_lease() -> None:
+    script = _train(A, B, C)
+    script.see(_node("a"))  # b and c answer
+    assert script.all_of(act.PublishPlan) == []
+    script.see(_node("a", broken_generation=3)).wait()
+    assert script.ranks == [A]
+    assert [m.key for m in script.published.left_out] == [B, C]
+
+
+def test_rule_2_a_planned_change_waits_for_a_member_without_a_lease() -> None:
+    script = _train(A, B)
+    newcomer = member(slot_record(0), node_name="c")
+    script.see(_node("a"), newcomer)
+    for _ in range(3):
+        assert script.wait().all_of(act.PublishPlan) == []
+    script.see(_node("a"), _node("b"), newcomer)
+    assert script.ranks == [A, B, C]
+
+
+# --- rule 4 -----------------------------------------------------------------------------------------
+
+
+def test_rule_4_nothing_is_restored_while_the_whole_old_generation_answers() -> None:
+    script = _train(B, C)
+    script.see(member(slot_record(0)))
+    for _ in range(60):
+        assert script.wait().all_of(act.PublishPlan) == []
+    script.gone = {B, C}
+    while not script.all_of(act.PublishPlan):
+        script.wait()
+    assert script.published.restore
+    assert script.now < 263.0
+
+
+def test_rule_4_who_answers_but_cannot_train_any_more_is_waited_for_only_for_a_time() -> None:
+    script = _train(B, C)
+    script.gone = {C}
+    script.see(member(slot_record(0)))
+    begun = script.now
+    while not script.all_of(act.PublishPlan):
+        script.wait()
+    assert script.published.restore
+    assert 15.0 <= script.now - begun <= 17.0
+    assert [m.key for m in script.published.left_out] == [B, C]
+
+
+def test_rule_4_a_restore_that_dies_still_asks_those_that_were_left_out_before() -> None:
+    left_out = plan(3, B, C).members
+    script = LeaderScript(leader_policy(alone=False)).elect(
+        member(slot_record(0, incarnation=2)),
+        plan=plan(4, A, restore=True, left_out=left_out),
+        job_record=job(formed=3),
+    )
+    assert "b/0#1, c/0#1 of an earlier plan still answer" in script.said
+
+
+def test_rule_4_a_restore_takes_the_node_that_holds_the_newest_checkpoint() -> None:
+    settings = {"alone": False, "shared_checkpoints": False, "max_workers": 2}
+    script = LeaderScript(leader_policy(**settings))
+    script.elect(
+        member(slot_record(0)),
+        member(slot_record(0), node_name="b", checkpoint=(3, 10)),
+        member(slot_record(0), node_name="c", checkpoint=(3, 40)),
+        job_record=job(formed=3, iteration=40),
+    )
+    assert script.ranks == [A, C]
+
+
+def test_rule_4_a_restore_waits_for_the_holder_of_the_newest_checkpoint_but_not_for_ever() -> None:
+    settings = {"alone": False, "shared_checkpoints": False}
+    script = LeaderScript(leader_policy(**settings))
+    older = member(slot_record(0), node_name="b", checkpoint=(3, 10))
+    script.elect(older, job_record=job(formed=3, iteration=40, checkpoint=(3, 40)))
+    assert "(3, 40) is on no node that is ready" in script.said
+    script.wait()
+    assert script.published.restore
+    assert script.now == 115.0
+
+
+# --- rule 5: hot spares -------------------------------------------------------------------------------
+
+
+def test_rule_5_a_spare_is_kept_out_and_promoted_at_once_after_a_loss() -> None:
+    script = _train(A, B, policy={"spares": 1}, wanted_workers=2)
+    spare = member(slot_record(0), node_name="c")
+    script.see(_node("a"), _node("b"), spare)
+    assert script.all_of(act.PublishPlan) == []
+    assert "1 are kept as spares" in script.said
+    script.gone = {B}
+    script.see(_node("a"), spare).wait()
+    forced = script.published
+    assert [m.key for m in forced.members] == [A]
+    assert forced.wanted_workers == 2
+    script.feed(ev.PlanChanged(forced)).see(_node("a", 4), spare)
+    script.feed(ev.JobChanged(job(formed=4, checkpoint=(4, 0))))
+    while not script.all_of(act.PublishPlan):
+        assert script.now < 202.0, "no debounce: at once"
+        script.wait()
+    assert script.ranks == [A, C]
+
+
+def test_rule_5_a_start_keeps_spares_out_but_never_below_min_workers() -> None:
+    records = [member(slot_record(0), node_name=name) for name in ("a", "b", "c")]
+    few = LeaderScript(leader_policy(spares=2)).elect(*records)
+    assert few.ranks == [A]
+    assert LeaderScript(leader_policy(spares=2, min_workers=2)).elect(*records).ranks == [A, B]
+
+
+# --- rule 7 -----------------------------------------------------------------------------------------
+
+
+def test_rule_7_a_new_leader_gives_members_time_to_register_again() -> None:
+    script = LeaderScript(leader_policy(alone=False))
+    present = plan(4, A, B, survivors=(A, B))
+    script.elect(_node("a", 3), plan=present, job_record=job(formed=3))
+    assert script.all_of(act.PublishPlan) == []
+    script.see(_node("a", 4), _node("b", 4))
+    assert script.all_of(act.MarkFormed) == [act.MarkFormed(4)]
+
+
+def test_rule_7_a_leader_that_lost_its_key_decides_nothing_until_it_is_elected_again() -> None:
+    script = _train(A, B)
+    script.gone = {B}
+    script.feed(ev.LeaderLost()).see(_node("a"))
+    assert [type(order) for order in script.orders] == [act.Explain]
+    script.elect(_node("a"), plan=plan(3, A, B, survivors=(A, B)), job_record=job(formed=3))
+    script.wait()
+    assert script.ranks == [A]
+
+
+def test_rule_7_the_newest_checkpoint_is_in_the_store_for_the_next_leader() -> None:
+    script = LeaderScript(leader_policy())
+    known = member(trained(0, 3), checkpoint=(3, 40))
+    script.elect(known, plan=plan(3, A, survivors=(A,)), job_record=job(formed=3))
+    assert script.state.job is not None
+    assert script.state.job.checkpoint == (3, 40), "recorded, as ordered"
+
+
+# --- rule 8 -----------------------------------------------------------------------------------------
+
+
+def test_rule_8_a_node_that_flaps_is_kept_out_for_a_while_and_can_be_cleared() -> None:
+    node = NodeScript(slots=1).make_train(generation=1)
+    generation, other = 1, key(0, 1, "b")
+    while not node.state.record().quarantined:
+        assert generation < 60
+        node.now += 5.0
+        node.feed(ev.PlanSeen(plan(generation + 1, node.key(0), other)))
+        node.feed(ev.WorkerFormed(node.key(0), generation + 1, "hash", 0))
+        node.feed(ev.JobSeen(job(formed=generation + 1)))
+        node.feed(ev.PlanSeen(plan(generation + 2, other)))
+        generation += 2
+    record = node.state.record()
+    assert "12 plans in a row" in record.quarantined
+    script = _train(B)
+    script.see(_node("b"), record).now += 10.0
+    assert script.see(_node("b"), record).all_of(act.PublishPlan) == []
+    node.feed(ev.QuarantineCleared(None))
+    assert node.state.record().quarantined == ""
+
+
+def test_rule_8_a_quarantined_node_comes_back_after_the_cooldown() -> None:
+    node = NodeScript(slots=1)
+    node.feed(ev.NodeStarted())
+    node.state = replace(node.state, quarantined_until_s=node.now + 300.0)
+    node.feed(ev.LeaseKept(1e9), ev.TimerFired())
+    assert node.state.record().quarantined
+    node.wait()
+    assert node.state.record().quarantined == ""
+
+
+# --- rule 11 ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"job_uid": "x"}, "job uid x here, uid in the job"),
+        ({"config_hash": "x"}, "configuration hash x here, hash in the job"),
+        ({"versions": {"torch": "1"}}, "torch 1 here, 2 in the job"),
+    ],
+    ids=["uid", "config", "torch"],
+)
+def test_rule_11_who_differs_is_refused_with_the_difference(
+    fields: dict[str, Any], words: str
+) -> None:
+    record = job(formed=3)
+    record = type(record)(uid="uid", config_hash="hash", versions={"torch": "2"}, formed=3)
+    stranger = member(slot_record(0), node_name="c", **fields)
+    assert words in joining.joining_refusal(record, stranger, [_node("a")])
+    script = _train(A)
+    script.feed(ev.JobChanged(record)).see(_node("a"), stranger)
+    script.now += 10.0
+    assert script.see(_node("a"), stranger).all_of(act.PublishPlan) == []
+
+
+def test_rule_11_versions_may_change_while_nobody_else_is_there() -> None:
+    record = type(job())(uid="uid", config_hash="hash", versions={"torch": "2"})
+    upgraded = member(slot_record(0), versions={"torch": "3", "python": "3.12"})
+    assert joining.joining_refusal(record, upgraded, [upgraded]) == ""
+    assert "torch 3" in joining.joining_refusal(record, upgraded, [_node("b")])
+
+
+def test_rule_11_progress_without_a_readable_checkpoint_waits_for_its_holder() -> None:
+    settings = {"alone": False, "shared_checkpoints": False}
+    script = LeaderScript(leader_policy(**settings))
+    script.elect(member(slot_record(0)), job_record=job(iteration=40, checkpoint=(3, 40)))
+    script.now += 1000.0
+    script.see(member(slot_record(0)))
+    assert script.all_of(act.PublishPlan) == []
+    assert script.all_of(act.SetJobState) == []
+    script.see(member(slot_record(0), checkpoint=(3, 40)))
+    assert script.published.resumes
