@@ -75,7 +75,7 @@ TABLE: Final = (
     ),
     Collective(
         *("advantage_moments", "iteration", "all-gather", "float64", "24", lambda _: 24),
-        "count, mean, m2",
+        "count, mean, m2; with ppo.advantage_scope = global",
     ),
     Collective(
         *("mini_batch", "mini_batch", "sum", "float64", "24", lambda _: 24),

@@ -35,6 +35,7 @@ class Worker:
     learner: PpoLearner
     env: VecEnv
     registry: StateRegistry
+    ppo: PpoSection
     module: nn.Module | None = None
     learning_rates: list[float] = field(default_factory=list)
     """After each optimiser step."""
@@ -76,7 +77,7 @@ def make_worker(config: Config, blocks: Sequence[int]) -> Worker:
     learner.on_assign(env.env_ids)
     registry = StateRegistry()
     learner.register(registry)
-    return Worker(learner, env, registry)
+    return Worker(learner, env, registry, config.ppo)
 
 
 def train(
