@@ -19,6 +19,7 @@ from typing import Any, Final
 from rallypoint.daemon.executors import metrics
 from rallypoint.daemon.shared import configload, timeouts
 from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.figures import FIGURES
 from rallypoint.daemon.shared.profiles import PROFILES
 from rallypoint.daemon.shared.tasks import TASK_OVERRIDES
 
@@ -30,7 +31,11 @@ _NOTE: Final = (
 
 def pages() -> dict[str, str]:
     """Name of each page, and its text as the code says it now."""
-    return {"metrics.md": metrics_page(), "configuration.md": configuration_page()}
+    return {
+        "metrics.md": metrics_page(),
+        "configuration.md": configuration_page(),
+        "curves.md": curves_page(),
+    }
 
 
 def metrics_page() -> str:
@@ -54,15 +59,61 @@ def metrics_page() -> str:
         """,
         _table(("metric", "kind", "labels", "meaning"), rows),
         """
-        Figures of the newest committed iteration come as gauges `rallypoint_train_<figure>`, whatever the task
-        and the algorithm report (`rallypoint_train_episode_return_mean`, `rallypoint_train_policy_loss`,
-        `rallypoint_train_learning_rate`, …): global sums or means over all ranks, never one rank's view.
+        Figures of the newest committed iteration come as gauges `rallypoint_train_<tag>`, whatever the task
+        and the algorithm report, with every other character as `_` (`rallypoint_train_objective_rewards`,
+        `rallypoint_train_loss_policy_avg`, `rallypoint_train_lr`, …): the tags are those of
+        [the curves](curves.md), global sums or means over all ranks, never one rank's view.
 
         Env steps are accounted for once: `rallypoint_env_steps_total` counts what entered a committed
         iteration, `rallypoint_env_steps_lost_total` what was collected and did not (`died`: with its process;
         `dropped`: a worker took another's state, or left; `cut`: no part of the present algorithm cuts, so
         it stays 0). `rallypoint_wall_seconds_total` adds up to the wall time of the workers, as far as they
         have reported it: they do at every commit, and what came after the last one is lost with a worker.
+        """,
+    )
+
+
+def curves_page() -> str:
+    """Tags of the curves, and how they are written."""
+    rows = [(f"`{f.tag}`", f"`{f.name}`", f.meaning) for f in FIGURES]
+    own = (
+        ("`fps`", "env steps of the iteration, of all ranks, over its wall time"),
+        ("`tot_timesteps`", "env steps up to here"),
+        ("`tot_time`", "wall time of all iterations up to here, in seconds"),
+        ("`generation`, `world_size`", "of the iteration"),
+        ("`samples`", "env steps that entered the iteration: the effective batch"),
+    )
+    return _page(
+        "Curves",
+        """
+        `rallypoint run` writes TensorBoard event files into `DIR/curves` (`curves.directory`); look at them
+        with `tensorboard --logdir DIR/curves`. The step is the iteration. Every committed iteration is one
+        point: none is missing and none is there twice, whatever was killed. The journal is the truth: the
+        supervisor of the node that had rank 0 in an iteration writes its point, and whoever begins to write
+        first cuts what a restore has wound back and adds what is missing. With several nodes let
+        `curves.directory` be one that all share.
+
+        Every figure is a sum over all ranks or a mean weighted by count, never one rank's view; one that
+        nothing was counted for (no episode ended) has no point, and no point is NaN. Tags are those of SONIC
+        where the meaning is the same; its `eps` and `episode` have none here.
+        """,
+        _table(("tag", "in the journal", "meaning"), rows),
+        """
+        Figures that a task reports come as `Env/<name>`: means over env steps. What follows is of the
+        iteration, not of the algorithm:
+        """,
+        _table(("tag", "meaning"), own),
+        """
+        Time is that of a generation: from the moment it formed, or from the commit before. What a change of
+        membership takes is not in it; `rallypoint_recovery_seconds` has that.
+
+        ## Weights & Biases
+
+        `pip install 'rallypoint[wandb]'` and `--set curves.wandb=true` feed it the same points, from a process
+        beside the supervisor. The run's id is the job's uid, which every checkpoint names too, so a resumed
+        job goes on in the same run. With `curves.wandb_mode = "offline"` files are only written, below
+        `DIR/wandb`, for `wandb sync`. A step once fed cannot be taken back there: an iteration that is trained
+        again after a restore keeps its first values.
         """,
     )
 

@@ -39,6 +39,7 @@ OPTIONS = {
     " dtype reduction autocast compile",
     "checkpoint": "url every_iterations every_s keep_last",
     "metrics": "bind port",
+    "curves": "tensorboard directory wandb wandb_project wandb_mode",
     "log": "level format worker_file_bytes",
 }
 

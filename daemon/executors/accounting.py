@@ -194,6 +194,23 @@ class RecoveryClock:
         return None
 
 
+class Rate:
+    """Env steps a second of the present generation: what entered its committed iterations, over its
+    wall time. The time between two generations is none of either, and is reported as recovery."""
+
+    def __init__(self) -> None:
+        self._generation = 0
+        self._env_steps, self._wall_s = 0, 0.0
+
+    def take(self, message: Committed) -> float:
+        """The rate of the generation that committed this iteration, up to it; 0 while not known."""
+        if message.generation != self._generation:
+            self._generation, self._env_steps, self._wall_s = message.generation, 0, 0.0
+        self._env_steps += sum(rank.env_steps for rank in message.ranks)
+        self._wall_s += message.wall_s
+        return self._env_steps / self._wall_s if self._wall_s > 0 else 0.0
+
+
 class Stragglers:
     """How much longer the slowest rollout of an iteration took than the median one.
 

@@ -8,6 +8,7 @@ ones of the same iterations.
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -60,6 +61,8 @@ class Journal:
     """Appends to the file; a line is handed to the kernel before the call returns."""
 
     path: Path
+    on_growth: Callable[[], None] = lambda: None
+    """Called after each line, and at the end."""
     iteration: int = 0
     """Newest committed iteration of the present lineage."""
     _hashes: dict[int, str] = field(default_factory=dict)
@@ -183,6 +186,7 @@ class Journal:
                 "state_hash": message.state_hash,
                 "how": message.how,
                 "env_steps_total": message.env_steps_total,
+                "wall_s": message.wall_s,
                 "metrics": message.metrics,
             }
         )
@@ -214,11 +218,13 @@ class Journal:
         self._sources = {**dict(list(self._sources.items())[-7:]), generation: source}
 
     def close(self) -> None:
+        self.on_growth()
         self._file.close()
 
     def _append(self, line: dict[str, Any]) -> None:
         self._file.write(msgspec.json.encode({**line, "unix_s": time.time()}).decode() + "\n")
         self._file.flush()
+        self.on_growth()
 
 
 def _line(raw: bytes) -> Line | None:

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from rallypoint.daemon.core.records import WORKER_STATES
 from rallypoint.daemon.executors.books import Total
 from rallypoint.daemon.shared import collectives
+from rallypoint.daemon.shared.figures import tag
 from rallypoint.daemon.shared.plan import CHANGE_CAUSES, CHANGE_KINDS
 
 PHASES: Final = ("detect", "release", "plan", "group", "sync", "envs", "first_step", "total")
@@ -89,6 +90,12 @@ TABLE: Final = (
         "counter",
         "Env steps that were collected and never used.",
         {"reason": LOST_REASONS},
+    ),
+    Spec(
+        "env_steps_per_second",
+        "gauge",
+        "Env steps that entered committed iterations of the newest generation, of all ranks, over its "
+        "wall time; the time of recoveries is in recovery_seconds.",
     ),
     Spec("iterations_total", "counter", "Iterations committed, as seen by this supervisor."),
     Spec("envs", "gauge", "Envs of a worker (greatest), of all, and missing to the budget.",
@@ -242,5 +249,6 @@ class _TrainFigures(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         for key, value in self.figures.items():
-            name = f"rallypoint_train_{re.sub(r'[^a-zA-Z0-9_]', '_', key).lower()}"
-            yield GaugeMetricFamily(name, f"{key} of the newest iteration.", value=value)
+            shown = tag(key)
+            name = f"rallypoint_train_{re.sub(r'[^a-zA-Z0-9_]', '_', shown).lower()}"
+            yield GaugeMetricFamily(name, f"{shown} of the newest iteration.", value=value)

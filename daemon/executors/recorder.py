@@ -10,7 +10,13 @@ from pathlib import Path
 import structlog
 
 from rallypoint.daemon.core.records import WORKER_STATES, JobRecord
-from rallypoint.daemon.executors.accounting import Change, RecoveryClock, StepLedger, Stragglers
+from rallypoint.daemon.executors.accounting import (
+    Change,
+    Rate,
+    RecoveryClock,
+    StepLedger,
+    Stragglers,
+)
 from rallypoint.daemon.executors.books import Books, BooksFile, CheckpointFact
 from rallypoint.daemon.executors.journal import Journal, Line
 from rallypoint.daemon.executors.metrics import Metrics
@@ -45,6 +51,7 @@ class Recorder:
         self._heard: Counter[WorkerKey] = Counter()
         self._steps = StepLedger()
         self._stragglers = Stragglers()
+        self._rate = Rate()
 
     # --- from one supervisor to the next --------------------------------------------------------
 
@@ -223,6 +230,7 @@ class Recorder:
         self._metrics.add("env_steps_total", self._steps.used(message.ranks))
         self._metrics.set("iteration", message.iteration)
         self._metrics.set_train_figures(message.metrics)
+        self._metrics.set("env_steps_per_second", self._rate.take(message))
 
     def _checkpointed(self, message: messages.CheckpointDone, now_unix_s: float) -> None:
         self.checkpoint = CheckpointFact(

@@ -33,6 +33,7 @@ from rallypoint.daemon.executors import adoption, persist, policies, processes, 
 from rallypoint.daemon.executors.admin import AdminServer
 from rallypoint.daemon.executors.books import BooksFile
 from rallypoint.daemon.executors.checkpointplace import require_checkpoint_place
+from rallypoint.daemon.executors.drawing import Drawing
 from rallypoint.daemon.executors.embedded import EmbeddedStore
 from rallypoint.daemon.executors.files import write_atomically
 from rallypoint.daemon.executors.hangwatch import HangWatch
@@ -75,6 +76,8 @@ class Supervisor:
     Raises `ConfigError` for what cannot be used as it stands.
     """
 
+    _finished: asyncio.Future[Outcome]
+
     def __init__(
         self,
         config: Config,
@@ -88,15 +91,15 @@ class Supervisor:
         self.rundir = rundir
         versions = policies.installed_versions()
         require_checkpoint_place(rundir, config)
+        self._drawing = Drawing(config, rundir)
         self._state = persist.open_state(rundir, config, versions, fresh=fresh)
         self._metrics = Metrics()
         self._http = MonitoringServer(
             config.metrics.bind, config.metrics.port, self._metrics.registry, self._why_not_ready
         )
-        self._journal = Journal(rundir.journal)
-        self.recorder = Recorder(self._journal, self._metrics, config, BooksFile(rundir.books))
+        journal = Journal(rundir.journal, self._drawing.follow)
+        self.recorder = Recorder(journal, self._metrics, config, BooksFile(rundir.books))
         self._queue: asyncio.Queue[tuple[Machine, NodeEvent | LeaderEvent]] = asyncio.Queue()
-        self._finished: asyncio.Future[Outcome]
         self._tasks: set[asyncio.Task[None]] = set()
         self._job = self._first_job(versions)
         self._node = node.initial(policies.node_policy(config, self._state.state, versions))
@@ -164,6 +167,7 @@ class Supervisor:
             _log.warning("earlier_worker_ended", worker=str(process.key), pid=process.pid)
         write_atomically(self.rundir.config, configload.to_json(self.config))
         self._metrics.compute("checkpoint_age_seconds", self._checkpoint_age_s)
+        self._drawing.start(self._job.uid)
         self._http.start()
         if self._forks:
             self._workers.processes.use_fork_server()
@@ -204,6 +208,7 @@ class Supervisor:
         self._performer.close()
         await self._workers.processes.end_all()
         self.recorder.close()
+        await self._drawing.end()
         self._job = await self._membership.read_job() or self._job
         self._remember(
             persist.with_progress(self._job, self.recorder.iteration, self.recorder.env_steps)

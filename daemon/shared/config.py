@@ -209,6 +209,23 @@ class MetricsSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CurvesSection:
+    """Curves of committed iterations; exactly one writer, no point twice, none missing."""
+
+    tensorboard: bool = True
+    """Write TensorBoard event files."""
+    directory: str | None = None
+    """Directory of the event files; with several nodes one that all share. None: ``curves`` below the
+    run's directory."""
+    wandb: bool = False
+    """Also feed Weights & Biases; needs the extra ``rallypoint[wandb]``."""
+    wandb_project: str = "rallypoint"
+    """Its project."""
+    wandb_mode: Literal["online", "offline"] = "online"
+    """Offline: only write its files, below the run's directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LogSection:
     """Log of the supervisor, output files of workers."""
 
@@ -231,4 +248,5 @@ class Config:
     ppo: PpoSection = field(default_factory=PpoSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)
+    curves: CurvesSection = field(default_factory=CurvesSection)
     log: LogSection = field(default_factory=LogSection)

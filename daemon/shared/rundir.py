@@ -44,6 +44,16 @@ class RunDir:
         return self.path / "curve.png"
 
     @property
+    def curves(self) -> Path:
+        """Event files of TensorBoard."""
+        return self.path / "curves"
+
+    @property
+    def wandb(self) -> Path:
+        """How far Weights & Biases has been fed, and its own files."""
+        return self.path / "wandb"
+
+    @property
     def control_socket(self) -> Path:
         """Supervisor and workers."""
         return self.path / "control.sock"

@@ -8,7 +8,9 @@ import pytest
 from rallypoint.daemon.executors.metrics import TABLE
 from rallypoint.daemon.shared import configload, timeouts
 from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.figures import FIGURES, FOLDERS
 from rallypoint.ops import docs
+from tests.fakes.training import config, train
 from tests.project import ROOT, pyproject, source
 
 
@@ -61,3 +63,13 @@ def test_every_command_has_a_section() -> None:
 
 def _configuration() -> str:
     return docs.configuration_page()
+
+
+def test_every_figure_of_a_real_iteration_is_documented() -> None:
+    (worker,) = train(config(epochs=1), [range(2)], 12)
+    figures = {name for iteration in worker.history for name in iteration}
+    known = {figure.name for figure in FIGURES}
+    unknown = {name for name in figures if not name.startswith(tuple(FOLDERS))} - known
+    assert not unknown
+    # The converse: a figure that no job has is none.
+    assert known <= figures

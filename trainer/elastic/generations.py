@@ -72,6 +72,7 @@ class Generations(Generic[R]):
         self._tried = 0  # newest generation that forming was begun for
         self._first_iteration = False
         self._stepped = False
+        self._since_s = self._wall_s = 0.0
         self.envs_s = 0.0
         """Seconds spent on holding the planned envs, since the present generation formed."""
         self._mismatches = 0
@@ -235,6 +236,7 @@ class Generations(Generic[R]):
         self._formed_plan = formation.plan
         self._first_iteration = True
         self._stepped = False
+        self._since_s = time.monotonic()
         self.envs_s = 0.0
 
     def broken(self, error: TrainerError) -> None:
@@ -347,6 +349,7 @@ class Generations(Generic[R]):
                 ranks=record.ranks,
                 metrics=record.metrics,
                 activity=activity,
+                wall_s=self._wall_s,
                 collectives=self.group.meter.take(),
                 how=how,
             )

@@ -102,6 +102,8 @@ class ElasticSession(Generations[R]):
         used = formation.contributions if self._first_iteration else plan_blocks(plan)
         record = build_record(plan, packets, used, int(self.state.env_steps), merge(bodies))
         self.state.prepare(record)
+        now_s = time.monotonic()
+        self._wall_s, self._since_s = now_s - self._since_s, now_s
         self.hit("prepared")
         self.set_phase("barrier")
         self.all_reduce_sum("barrier", torch.ones((), dtype=torch.int64))

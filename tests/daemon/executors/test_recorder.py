@@ -116,3 +116,24 @@ def test_a_full_disk_stops_the_journal_but_not_the_run(
     recorder.take(committed(A, 1, {A: 60}), 0.0, 0.0)
     assert recorder.iteration == 1
     recorder.close()
+
+
+def test_numeric_40_the_rate_is_of_the_generation_and_recovery_is_apart(
+    recorder: Recorder, metrics: Metrics
+) -> None:
+    """Two ranks for two iterations, a recovery of 5 s, then one rank with half of the samples."""
+    form(recorder, 1, A, B, restore=True)
+    for iteration in (1, 2):
+        for key in (A, B):
+            recorder.take(committed(key, iteration, {A: 60, B: 40}, wall_s=0.5), 0.0, 0.0)
+    assert value(metrics, "rallypoint_env_steps_per_second") == 200.0
+    recorder.loss_noticed(B, 10.0, 10.0)
+    recorder.plan_seen(plan(2, A, kind="forced", cause="worker_lost"), 10.0)
+    recorder.take(formed(A, 2, 2, at_s=14.0), 14.0, 0.0)
+    recorder.marked(2)
+    recorder.take(messages.Stepped(key=A, generation=2, at_s=15.0), 15.0, 0.0)
+    recorder.take(committed(A, 3, {A: 60}, generation=2, wall_s=0.5), 15.5, 0.0)
+    recorder.close()
+    assert value(metrics, "rallypoint_env_steps_per_second") == 120.0
+    total = 'rallypoint_recovery_seconds_sum{kind="forced",phase="total"}'
+    assert value(metrics, total) == 5.0

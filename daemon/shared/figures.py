@@ -1,0 +1,45 @@
+"""Names of figures: what the trainer calls them, and the tags under which curves show them.
+
+Tags are those of SONIC where the meaning is the same, so that its dashboards work. Every figure is a
+sum over all ranks, or a mean weighted by count; one that has nothing to say is left out.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the trainer."""
+
+    name: str
+    tag: str
+    meaning: str
+
+
+FIGURES: Final = (
+    Figure("reward_mean", "reward_mean", "reward, mean over env steps"),
+    Figure("episode_return_mean", "objective/rewards", "return, mean over episodes that ended"),
+    Figure("episode_length_mean", "objective/length", "length in steps, mean over those episodes"),
+    Figure("policy_loss", "loss/policy_avg", "clipped policy loss, mean over samples"),
+    Figure("value_loss", "loss/value_avg", "value loss, mean over samples"),
+    Figure("entropy", "loss/entropy_avg", "entropy of the policy, mean over samples"),
+    Figure("kl", "policy/approxkl_avg", "KL from the policy that collected, mean over samples"),
+    Figure("clip_fraction", "policy/clipfrac_avg", "samples whose ratio is out of the clip range"),
+    Figure("gradient_norm", "gradient_norm", "before clipping, mean over optimiser steps"),
+    Figure("skipped_steps", "skipped_steps", "mini-batches that were not finite, per rank"),
+    Figure("learning_rate", "lr", "after the last optimiser step"),
+    Figure("noise_std", "Policy/mean_noise_std", "mean over action dimensions"),
+)
+"""Figures of every job; what a task adds comes under `FOLDERS`."""
+FOLDERS: Final = {"figure/": "Env/"}
+"""What a figure's name begins with -> what its tag begins with."""
+_TAGS: Final = {figure.name: figure.tag for figure in FIGURES}
+
+
+def tag(figure: str) -> str:
+    """The tag of a figure; one that is not known keeps its name."""
+    for folder, shown in FOLDERS.items():
+        if figure.startswith(folder):
+            return shown + figure.removeprefix(folder)
+    return _TAGS.get(figure, figure)

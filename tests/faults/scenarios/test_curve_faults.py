@@ -1,0 +1,56 @@
+"""The curves of a job that loses its rank 0, its supervisor, and is resumed: real workers."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.tfevents import points
+from tests.faults.injectors.job import FaultJob, has_checkpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
+
+CLI = ("-m", "rallypoint.daemon.cli", "run")
+
+
+def test_every_iteration_is_one_point(tmp_path: Path) -> None:
+    """Adopted once, and resumed once from a checkpoint that is older than the newest iteration."""
+    directory = tmp_path / "run"
+    patient = ("--set", "membership.orphan_grace_s=60.0")
+    lives = []
+    try:
+        job = FaultJob(directory, "--workers", "2", *patient, command=CLI)
+        lives.append(job)
+        job.kill(job.settle(2), 0)
+        job.settle(2)
+        assert job.end(signal.SIGKILL) == -signal.SIGKILL
+
+        job = FaultJob(directory, "--workers", "2", *patient, command=CLI)
+        lives.append(job)
+        job.settle(2)
+        job.wait_for(has_checkpoint, "a checkpoint")
+        iterations = job.settle(2)["iteration"] + 20
+        for life in lives:  # workers too: what came after the checkpoint is trained again
+            life.end_all()
+
+        end = ("--iterations", str(iterations))
+        job = FaultJob(directory, "--workers", "2", *end, command=CLI)
+        lives.append(job)
+        assert job.process.wait(60) == 0
+    finally:
+        for life in lives:
+            life.end_all()
+
+    journal = job.journal()
+    numbers = [line["iteration"] for line in journal if line["event"] == "iteration"]
+    assert len(numbers) > len(set(numbers)), "nothing was wound back: the case tests nothing"
+    found = points(job.rundir.curves)
+    assert [step for step, _ in found] == list(range(1, iterations + 1))
+    last = {line["iteration"]: line for line in journal if line["event"] == "iteration"}
+    for step, values in found:
+        assert values["generation"] == last[step]["generation"]
+        assert values["tot_timesteps"] == last[step]["env_steps_total"]
+        assert values["loss/policy_avg"] == pytest.approx(last[step]["metrics"]["policy_loss"])
+        assert values["fps"] > 0
+    total_s = [values["tot_time"] for _, values in found]
+    assert total_s == sorted(total_s)
