@@ -183,9 +183,13 @@ class Metrics:
         histogram = self._histograms[name]
         (histogram.labels(**labels) if labels else histogram).observe(seconds)
 
-    def observe_many(self, name: str, count: int, seconds: float, value: str) -> None:
-        """Put ``count`` values that add up to ``seconds`` into a summary of one label."""
-        self._summaries[name].add(value, count, seconds)
+    def count_collectives(self, uses: Mapping[str, collectives.Use]) -> None:
+        """What a worker reports of its collectives, by name; one that is not known here is of an
+        adopted worker of another version, and is left out."""
+        for name, use in uses.items():
+            if name in collectives.NAMES:
+                self._summaries["collective_seconds"].add(name, use.calls, use.seconds)
+                self.add("collective_bytes_total", use.size_bytes, name=name)
 
     def compute(self, name: str, value: Callable[[], float]) -> None:
         """Let a gauge be computed at each scrape."""

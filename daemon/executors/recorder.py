@@ -20,7 +20,7 @@ from rallypoint.daemon.executors.accounting import (
 from rallypoint.daemon.executors.books import Books, BooksFile, CheckpointFact
 from rallypoint.daemon.executors.journal import Journal, Line
 from rallypoint.daemon.executors.metrics import Metrics
-from rallypoint.daemon.shared import collectives, messages
+from rallypoint.daemon.shared import messages
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
@@ -201,11 +201,7 @@ class Recorder:
             self._metrics.set("straggler_ratio", ratio)
         for activity, seconds in message.activity.items():
             self._metrics.add("wall_seconds_total", max(0.0, seconds), activity=activity)
-        for name, use in message.collectives.items():
-            if name not in collectives.NAMES:
-                continue  # of an adopted worker of another version
-            self._metrics.observe_many("collective_seconds", use.calls, use.seconds, name)
-            self._metrics.add("collective_bytes_total", use.size_bytes, name=name)
+        self._metrics.count_collectives(message.collectives)
         try:
             outcome = self._journal.commit(message)
         except OSError as error:
