@@ -98,6 +98,7 @@ class TrainingLoop:
         if session.rank == 0:
             with session.presence.alive():
                 self._checkpoints.save_once()
+        session.hit("conclude")
         session.all_reduce_sum("conclude", torch.ones((), dtype=torch.int64))
         raise Left("finished" if self._reached_end() else "stopped")
 

@@ -122,6 +122,7 @@ class PpoUpdate:
             )
             for x, n in zip(sums, samples, strict=True)
         ]
+        collectives.hit("mini_batch")
         kl_sum, count, not_finite = reduction.sum("mini_batch", shared).tolist()
         collectives.hit("backward_begin")
         # Always, so that every rank takes part in the reduction of gradients.

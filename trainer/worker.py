@@ -1,8 +1,7 @@
 """The worker process of one slot: wiring, warm-up, training, and leaving in words.
 
 Started by the supervisor as ``python -m rallypoint.trainer.worker``; everything else it needs is in
-the run's directory. Exit codes: 0 left by agreement, 70 an exception of the program, 71 must restart
-cold, 72 abandoned by its supervisor while stuck, 73 out of memory.
+the run's directory. Exit codes: `rallypoint.daemon.shared.exitcodes`.
 """
 
 import argparse
@@ -24,6 +23,12 @@ from rallypoint import __version__
 from rallypoint.daemon.shared import messages, timeouts
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.configload import config_hash, from_json
+from rallypoint.daemon.shared.exitcodes import (
+    EXIT_ABANDONED,
+    EXIT_FAULT,
+    EXIT_OUT_OF_MEMORY,
+    EXIT_RESTART_COLD,
+)
 from rallypoint.daemon.shared.failpoints import Failpoints
 from rallypoint.daemon.shared.plan import WorkerKey
 from rallypoint.daemon.shared.rundir import RunDir
@@ -42,10 +47,6 @@ from rallypoint.trainer.loop import TrainingLoop
 from rallypoint.trainer.ppo import PpoLearner
 from rallypoint.trainer.rollout import Rollout
 
-EXIT_FAULT = 70
-EXIT_RESTART_COLD = 71
-EXIT_ABANDONED = 72
-EXIT_OUT_OF_MEMORY = 73
 _FLUSH_S = 2.0
 
 

@@ -40,6 +40,7 @@ RESTART_REASONS: Final = (
     "error",
     "fault",
     "hang",
+    "cold",
     "protocol",
     "killed",
     "spawn_failed",

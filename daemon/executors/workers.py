@@ -20,6 +20,7 @@ from rallypoint.daemon.executors.processes import ProcessExecutor, ProcessExit, 
 from rallypoint.daemon.executors.recorder import Recorder
 from rallypoint.daemon.shared import messages
 from rallypoint.daemon.shared.errors import ProtocolError
+from rallypoint.daemon.shared.exitcodes import EXIT_RESTART_COLD
 from rallypoint.daemon.shared.plan import WorkerKey
 from rallypoint.daemon.shared.rundir import RunDir
 from rallypoint.daemon.shared.slotpage import SlotCounters, SlotPage
@@ -275,6 +276,8 @@ def _facts(message: messages.Hello) -> list[NodeEvent]:
 
 
 def _restart_reason(ended: ProcessExit, fault: messages.Fault | None) -> str:
+    if ended.code == EXIT_RESTART_COLD:
+        return "cold"
     if fault is not None:
         return "fault"
     if ended.code is None and ended.signal is None:

@@ -25,12 +25,14 @@ NAMES: Final = (
     # worker, in the order of an iteration
     "rollout",
     "gae",
+    "mini_batch",
     "backward_begin",
     "backward_end",
     "between_steps",
     "last_collective",
     "prepared",
     "committed",
+    "conclude",
     "checkpoint_save",
     "checkpoint_manifest",
     # worker, in the order of a generation
@@ -40,6 +42,7 @@ NAMES: Final = (
     "group_init",
     "who_is_where",
     "broadcast",
+    "hash_gather",
     "hash_compare",
     "formed_before_mark",
     "formed_after_mark",

@@ -8,7 +8,7 @@ State hashes are a function of the iteration.
 happens in the first iteration from this one on (0: before it is ready) that this life of the worker
 sees. ``grace_s`` (0) is how long it trains on without a supervisor, ``hello`` has fields that differ
 when it says Hello again, ``old`` leaves out what an older version does not say there. The actions are ``die`` (SIGKILL in the middle of a rollout), ``raise`` (a program error), ``exit``
-(code 3), ``hang`` (SIGSTOP), ``garbage`` (bytes that are no message) and ``lie`` (it says that it formed
+(code 3), ``cold`` (code 71), ``hang`` (SIGSTOP), ``garbage`` (bytes that are no message) and ``lie`` (it says that it formed
 generation 1, wherever it is).
 """
 
@@ -27,6 +27,7 @@ from typing import Any
 from rallypoint.daemon.shared import messages, unixsocket
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.configload import config_hash, from_json
+from rallypoint.daemon.shared.exitcodes import EXIT_RESTART_COLD
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 from rallypoint.daemon.shared.rundir import RunDir
 from rallypoint.daemon.shared.slotpage import PHASES, SlotPage
@@ -309,6 +310,8 @@ class FakeWorker:
                 case "exit":
                     print("about to exit with code 3")
                     sys.exit(3)
+                case "cold":
+                    sys.exit(EXIT_RESTART_COLD)
                 case "garbage":
                     assert self.link._socket is not None
                     self.link._socket.sendall(b"\xff" * 64)

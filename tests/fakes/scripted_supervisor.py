@@ -35,7 +35,10 @@ class ScriptedSupervisor:
         *,
         failpoints: str = "",
         worker: Sequence[str] = ("-m", "rallypoint.trainer.worker"),
+        shared: bool = False,
     ) -> None:
+        """``shared``: used by several tests, so that its processes bear the mark of none."""
+        self._dropped = {"PYTEST_CURRENT_TEST"} if shared else set()
         self._worker = worker
         self.rundir = RunDir(path)
         self.config = config
@@ -74,7 +77,7 @@ class ScriptedSupervisor:
         key = WorkerKey("n", slot, incarnation)
         SlotPage(self.rundir.page(slot), create=True).close()
         environment = {
-            **os.environ,
+            **{name: v for name, v in os.environ.items() if name not in self._dropped},
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
             "RALLYPOINT_FAILPOINTS": self._failpoints,
@@ -111,11 +114,19 @@ class ScriptedSupervisor:
         self, slot: int, condition: Callable[[SlotCounters], bool], timeout_s: float = 30.0
     ) -> None:
         """Wait until the page of a slot shows something; pages have no event to wait for."""
+        self.poll(
+            lambda: condition(self.counters(slot)),
+            lambda: f"page says {self.counters(slot)}",
+            timeout_s,
+        )
+
+    def poll(
+        self, condition: Callable[[], bool], what: Callable[[], str], timeout_s: float = 60.0
+    ) -> None:
+        """Wait until something holds that has no event to wait for."""
         deadline_s = time.monotonic() + timeout_s
-        while not condition(self.counters(slot)):
-            assert time.monotonic() < deadline_s, (
-                f"page says {self.counters(slot)}\n{self.output()}"
-            )
+        while not condition():
+            assert time.monotonic() < deadline_s, f"{what()}\n{self.output()}"
             time.sleep(0.01)
 
     def vanish(self) -> None:

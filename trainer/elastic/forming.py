@@ -238,6 +238,7 @@ class Former:
     def _compare(self, plan: Plan, rank: int, decision: Decision, received: bool) -> int:
         """Compare hashes of all ranks, then swap a received state in. The agreed hash."""
         self._host.set_phase("hash_compare")
+        self._hit("hash_gather", rank)
         hashes = self._gather_hashes(received)
         self._hit("hash_compare", rank)
         if len(set(hashes)) > 1:

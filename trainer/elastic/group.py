@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rallypoint.daemon.shared.timeouts import Timeouts
 from rallypoint.trainer.elastic.meter import Meter
-from rallypoint.trainer.errors import GroupBroken, RestartCold
+from rallypoint.trainer.errors import GroupBroken, RestartCold, TrainerError
 
 T = TypeVar("T")
 
@@ -73,14 +73,19 @@ class ProcessGroup:
         device: torch.device,
         on_stuck: Callable[[str], None],
         collective: Callable[[], AbstractContextManager[None]] = nullcontext,
+        capturing: Callable[[], bool] | None = None,
     ) -> None:
         """``on_stuck(why)`` must end the process: something cannot be ended from inside it.
-        ``collective()`` is entered while this rank waits in one."""
+        ``collective()`` is entered while this rank waits in one. ``capturing()`` says whether a CUDA
+        graph is being captured; None: asked of torch where the device is a GPU."""
         self.meter = Meter()
         self._timeouts = timeouts
         self._collective = collective
         self._device = device
         self._on_stuck = on_stuck
+        if capturing is None and device.type == "cuda":
+            capturing = torch.cuda.is_current_stream_capturing
+        self._capturing = capturing
         self._aborting: threading.Thread | None = None
         if device.type == "cuda":
             _configure_nccl(timeouts)
@@ -240,18 +245,30 @@ class ProcessGroup:
         finally:
             self._inside = outer
 
+    def _refuse_capture(self, name: str) -> None:
+        """A replayed graph would run the collective on the communicator that it was captured with,
+        which is aborted at the next change of membership."""
+        if self._capturing is not None and self._capturing():
+            raise TrainerError(
+                f"collective {name!r} while a CUDA graph is being captured; capture what lies between "
+                "collectives, never one of them"
+            )
+
     def all_gather(self, name: str, value: Tensor) -> list[Tensor]:
+        self._refuse_capture(name)
         out = [torch.empty_like(value) for _ in range(dist.get_world_size())]
         with self.meter.collective(name, value):
             self._wait(_require(dist.all_gather(out, value, async_op=True)), value)
         return out
 
     def all_reduce_sum(self, name: str, value: Tensor) -> Tensor:
+        self._refuse_capture(name)
         with self.meter.collective(name, value):
             self._wait(_require(dist.all_reduce(value, async_op=True)), value)
         return value
 
     def broadcast(self, name: str, value: Tensor, source: int) -> None:
+        self._refuse_capture(name)
         with self.meter.collective(name, value):
             self._wait(_require(dist.broadcast(value, source, async_op=True)), value)
 
@@ -268,6 +285,9 @@ class ProcessGroup:
             )
         if not self._on_gpu:
             wrapped.register_comm_hook(None, self._reduce_gradients)
+        if self._capturing is not None:
+            # DDP starts its own reductions in backward; a capture of that holds the forward pass too.
+            wrapped.register_forward_pre_hook(lambda *_: self._refuse_capture("gradients"))
         return wrapped
 
     @staticmethod

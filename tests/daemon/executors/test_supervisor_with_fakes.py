@@ -142,6 +142,13 @@ def test_a_worker_that_exits_leaves_its_last_lines_in_the_log(tmp_path: Path) ->
         assert run.end() == 0
 
 
+def test_a_worker_that_must_not_go_on_restarts_cold_and_is_counted_as_that(tmp_path: Path) -> None:
+    with supervised(tmp_path / "run", worker={"faults": [["cold", 1, 1, 3]]}) as run:
+        run.wait_for(lambda s: trains(s, 2) and s["workers"][1]["incarnation"] == 2)
+        assert metrics(run)['rallypoint_worker_restarts_total{reason="cold"}'] == 1
+        assert run.end() == 0
+
+
 def test_a_newcomer_that_dies_while_it_warms_up_is_tried_again(tmp_path: Path) -> None:
     faults = [["die", 1, life, 0] for life in (1, 2)]
     with supervised(tmp_path / "run", worker={"faults": faults}) as run:
