@@ -32,6 +32,16 @@ TASK_OVERRIDES: Final[MappingProxyType[str, MappingProxyType[str, Any]]] = Mappi
                 "job.iterations": 400,
             }
         ),
+        "humanoid-track": MappingProxyType(
+            {
+                "ppo.hidden": (128, 128),
+                "ppo.init_std": 0.5,
+                "ppo.learning_rate": 1e-3,
+                "ppo.learning_rate_bounds": (1e-5, 1e-2),
+                "ppo.entropy_coef": 0.0,
+                "job.iterations": 600,
+            }
+        ),
         "cartpole": MappingProxyType(
             {
                 **_SMALL,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,29 @@ class StepResult:
     """Per-env figures of this step, ``[N]`` float64 (``velocity_error_m_s`` and the like); the same
     names on every step."""
     final_obs: dict[str, Tensor] | None = None
+    bins: Tensor | None = None
+    """``[N]`` int64: the bin of the motion library that this step was in, before any reset. None: not
+    a `MotionEnv`."""
+
+
+@dataclass(frozen=True)
+class MotionLibrary:
+    """The clips that a task follows, and their bins: runs of frames, in the order of clips."""
+
+    clips: tuple[str, ...]
+    """Names, unique; the key of what is known about a clip in a checkpoint."""
+    bin_frames: tuple[tuple[int, ...], ...]
+    """Length of each bin of each clip, in frames of one env step."""
+
+    @property
+    def clip_of_bin(self) -> tuple[int, ...]:
+        """The clip, as an index into `clips`, of each bin of the library."""
+        return tuple(c for c, frames in enumerate(self.bin_frames) for _ in frames)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Length of each bin of the library, in frames."""
+        return tuple(length for frames in self.bin_frames for length in frames)
 
 
 class VecEnv(Protocol):
@@ -91,3 +114,20 @@ class VecEnv(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class MotionEnv(VecEnv, Protocol):
+    """An env whose episodes follow clips of a motion library, drawn by the bin they start in. Its
+    steps say their `StepResult.bins`."""
+
+    @property
+    def library(self) -> MotionLibrary: ...
+
+    def set_probabilities(self, probabilities: NDArray[np.float64]) -> None:
+        """How often an episode starts in each bin, ``[B]``, from now on; at first by frames alone."""
+        ...
+
+    def start_clips(self, clips: NDArray[np.int64]) -> None:
+        """Start an episode at frame 0 of these clips, ``[N]``, one per row."""
+        ...

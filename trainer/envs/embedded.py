@@ -34,6 +34,8 @@ class Outcome:
     reward: Array
     terminated: NDArray[np.bool_]
     figures: dict[str, Array]
+    bins: NDArray[np.int64] | None = None
+    """`StepResult.bins`."""
 
 
 class EmbeddedEnv(ABC):
@@ -77,6 +79,11 @@ class EmbeddedEnv(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release what the simulator holds."""
+
+    def _timed_out(self) -> NDArray[np.bool_]:
+        """Episodes that have come to their time limit, ``[N]``."""
+        out: NDArray[np.bool_] = self._episode_step >= self._spec.max_episode_steps
+        return out
 
     # The VecEnv Protocol -------------------------------------------------------------------------
 
@@ -128,7 +135,7 @@ class EmbeddedEnv(ABC):
         values = self._checked(actions)
         self._state[_EPISODE_STEP] += 1
         outcome = self._advance(values)
-        truncated = (self._episode_step >= self._spec.max_episode_steps) & ~outcome.terminated
+        truncated = self._timed_out() & ~outcome.terminated
         final = self._observe()
         ended = np.flatnonzero(outcome.terminated | truncated)
         if ended.size:
@@ -144,6 +151,7 @@ class EmbeddedEnv(ABC):
                 name: torch.from_numpy(figure.copy()) for name, figure in outcome.figures.items()
             },
             final_obs=self._tensors(final),
+            bins=None if outcome.bins is None else torch.from_numpy(outcome.bins.copy()),
         )
 
     def rows(self) -> dict[str, Array]:

@@ -7,6 +7,7 @@ import torch
 from rallypoint.daemon.shared.config import Config
 from rallypoint.trainer.envs.cartpole import CartPole
 from rallypoint.trainer.envs.embedded import EmbeddedEnv
+from rallypoint.trainer.envs.humanoid import HumanoidTrack
 from rallypoint.trainer.envs.pointmass import PointMass
 from rallypoint.trainer.envs.quadruped import QuadrupedVelocity
 from rallypoint.trainer.errors import EnvError
@@ -18,6 +19,7 @@ class _Task(Protocol):
 
 EMBEDDED_TASKS: Final[dict[str, _Task]] = {
     "quadruped-velocity": QuadrupedVelocity,
+    "humanoid-track": HumanoidTrack,
     "cartpole": CartPole,
     "pointmass": PointMass,
 }

@@ -59,3 +59,14 @@ class MujocoEnv(EmbeddedEnv):
     def _view(self, name: str) -> Array:
         """Live view of time, qpos, qvel or ctrl of all envs."""
         return self._state["physics"][:, self._columns[name]]
+
+
+def body_axes(quaternion: Array) -> tuple[tuple[Array, Array, Array], ...]:
+    """Forward, left and up of a body in the world, ``[N]`` per coordinate: the columns of the
+    rotation of ``quaternion`` ``[N, 4]`` (w x y z). A vector's product with one is its coordinate
+    in the body's frame."""
+    w, x, y, z = quaternion.T
+    forward = (1 - 2 * (y * y + z * z), 2 * (x * y + w * z), 2 * (x * z - w * y))
+    left = (2 * (x * y - w * z), 1 - 2 * (x * x + z * z), 2 * (y * z + w * x))
+    up = (2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y))
+    return forward, left, up

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rallypoint.trainer.envs.base import EnvSpec
 from rallypoint.trainer.envs.embedded import EMBEDDED, Array, Outcome, row_sum
-from rallypoint.trainer.envs.mujoco_env import MujocoEnv
+from rallypoint.trainer.envs.mujoco_env import MujocoEnv, body_axes
 from rallypoint.trainer.envs.quadruped_model import (
     DAMPING_N_M_S_RAD,
     DEFAULT_POSE_RAD,
@@ -179,11 +179,7 @@ class QuadrupedVelocity(MujocoEnv):
             self._state["command"][due] = _command(draws)
 
     def _base_motion(self) -> _BaseMotion:
-        w, x, y, z = self._view("qpos")[:, 3:7].T
-        # Columns of the rotation from base to world; a row vector times one is a base coordinate.
-        forward = (1 - 2 * (y * y + z * z), 2 * (x * y + w * z), 2 * (x * z - w * y))
-        left = (2 * (x * y - w * z), 1 - 2 * (x * x + z * z), 2 * (y * z + w * x))
-        up = (2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y))
+        forward, left, up = body_axes(self._view("qpos")[:, 3:7])
         vx, vy, vz = self._view("qvel")[:, :3].T
         linear = [vx * a + vy * b + vz * c for a, b, c in (forward, left, up)]
         return _BaseMotion(
