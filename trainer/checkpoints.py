@@ -103,7 +103,7 @@ class CheckpointKeeper:
             world_size=plan.world_size,
             budget=self._config.env.budget,
             config_hash=config_hash(self._config),
-            config={name: sections[name] for name in ("job", "env", "ppo")},
+            config={name: sections[name] for name in ("job", "env", "ppo", "sampler")},
             versions={"rallypoint": __version__, "torch": str(torch.__version__)},
             metrics=dict(metrics),
         )

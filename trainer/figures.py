@@ -59,6 +59,8 @@ class Layout:
     """Normalised observation groups."""
     env_figures: Sequence[str]
     """Figures of the env, sorted."""
+    bins: int = 0
+    """Bins of the motion library; 0 for tasks without one."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -74,7 +76,7 @@ def pack(layout: Layout, rollout: Rollout, measured: Measured) -> Tensor:
         (rollout.figures[name].sum().item(), rollout.env_steps) for name in layout.env_figures
     ]
     figures = torch.tensor(pairs, dtype=torch.float64, device=rollout.rewards.device)
-    return torch.cat([*moments, figures.flatten()])
+    return torch.cat([*moments, figures.flatten(), *_bin_counts(layout, rollout)])
 
 
 def unpack(
@@ -91,15 +93,32 @@ def unpack(
             delta = delta.merge(Moments.from_vector(record[offset:end]))
         deltas[group] = delta
         offset = end
-    total = records[0][offset:]
+    end = offset + 2 * len(layout.names)
+    total = records[0][offset:end]
     for record in records[1:]:
-        total = total + record[offset:]
+        total = total + record[offset:end]
     pairs = total.view(-1, 2).tolist()
     return deltas, {
         name: value / weight
         for name, (value, weight) in zip(layout.names, pairs, strict=True)
         if weight
     }
+
+
+def unpack_bins(layout: Layout, records: Sequence[Tensor]) -> Tensor:
+    """Failures and env steps by bin of the motion library over all ranks, ``[2, B]``; whole numbers."""
+    total = sum(record[record.numel() - 2 * layout.bins :] for record in records[1:])
+    first = records[0]
+    return (first[first.numel() - 2 * layout.bins :] + total).view(2, layout.bins)
+
+
+def _bin_counts(layout: Layout, rollout: Rollout) -> list[Tensor]:
+    """Failures and env steps by bin. A failure is one of the bin that it happened in."""
+    if rollout.bins is None:
+        return []
+    device = rollout.rewards.device
+    seen = (rollout.bins[rollout.terminated.cpu()], rollout.bins.flatten())
+    return [torch.bincount(bins, minlength=layout.bins).to(device, torch.float64) for bins in seen]
 
 
 def _pairs(rollout: Rollout, measured: Measured) -> list[tuple[float, float]]:

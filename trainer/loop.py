@@ -137,6 +137,7 @@ class TrainingLoop:
             self._session.ledger.switch("recovery")
             self._session.set_phase("envs")
             began_s = time.monotonic()
+            self._learner.set_up(self._env)
             self._env.assign(ids, iteration=iteration)
             self._learner.on_assign(ids)
             self._session.envs_s += time.monotonic() - began_s

@@ -11,9 +11,10 @@ from rallypoint.daemon.shared.config import Config
 from rallypoint.trainer import figures
 from rallypoint.trainer.elastic.collectives import Collectives, SingleProcess
 from rallypoint.trainer.elastic.registry import Scope, StateRegistry
-from rallypoint.trainer.envs.base import EnvSpec, VecEnv
+from rallypoint.trainer.envs.base import EnvSpec, MotionEnv, VecEnv
 from rallypoint.trainer.errors import TrainerError
 from rallypoint.trainer.figures import Layout, Measured
+from rallypoint.trainer.motion_sampler import MotionSampler
 from rallypoint.trainer.networks import ActorCritic
 from rallypoint.trainer.normaliser import Normaliser
 from rallypoint.trainer.optimiser import Adam
@@ -51,13 +52,25 @@ class PpoLearner:
         self._update = PpoUpdate(self.module, self._optimiser, ppo, config.job.seed)
         self._reduction: Reduction = RankReduction(SingleProcess(), self.module)
         self._measured: Sequence[Measured] = (Measured(),)
-        self._layout = Layout(self._normaliser.dims, ())
+        library = spec.library
+        self.sampler = None if library is None else MotionSampler(config.sampler, library)
+        self._bins = 0 if library is None else len(library.lengths)
+        self._layout = Layout(self._normaliser.dims, (), self._bins)
 
     def register(self, registry: StateRegistry) -> None:
-        """Register all state: ``model``, ``optimiser`` (learning rate included) and ``normaliser``."""
+        """Register all state: ``model``, ``optimiser`` (learning rate included), ``normaliser`` and,
+        for tasks that follow motions, ``sampler``."""
         registry.register("model", Scope.REPLICATED, lambda: dict(self.module.named_parameters()))
         registry.register("optimiser", Scope.REPLICATED, self._optimiser.tensors)
         registry.register("normaliser", Scope.GLOBAL, self._normaliser.tensors)
+        if self.sampler is not None:
+            registry.register("sampler", Scope.GLOBAL, self.sampler.tensors)
+
+    def set_up(self, env: VecEnv) -> None:
+        """Give the env what stands still within an iteration: how often each motion is drawn. Before
+        `VecEnv.assign`, which starts episodes."""
+        if self.sampler is not None and isinstance(env, MotionEnv):
+            env.set_probabilities(self.sampler.probabilities().numpy())
 
     def on_assign(self, env_ids: NDArray[np.int64]) -> None:
         """The env owns exactly these from now on: running episodes of those that stay go on."""
@@ -74,6 +87,7 @@ class PpoLearner:
                 f"the env owns {len(env.env_ids)} envs, but the learner was assigned "
                 f"{len(self._episodes.env_ids)} (or other ones); call on_assign after env.assign"
             )
+        self.set_up(env)
         noise = policy_noise(
             self._seed,
             env.env_ids,
@@ -94,7 +108,7 @@ class PpoLearner:
             final_obs=self._ppo.time_out_bootstrap == "final_obs",
             on_step=on_step,
         )
-        self._layout = Layout(self._normaliser.dims, tuple(rollout.figures))
+        self._layout = Layout(self._normaliser.dims, tuple(rollout.figures), self._bins)
         return rollout
 
     def update(
@@ -127,6 +141,10 @@ class PpoLearner:
         deltas, merged = figures.unpack(self._layout, here)
         for group, delta in deltas.items():
             self._normaliser.merge(group, delta)
+        if self.sampler is not None:
+            counts = figures.unpack_bins(self._layout, here)
+            self.sampler.merge(counts, world_size=len(records))
+            merged |= self.sampler.figures()
         merged["learning_rate"] = self._optimiser.learning_rate
         merged["noise_std"] = self.module.std().mean().item()
         return merged

@@ -69,6 +69,8 @@ class Rollout:
     """Their lengths in steps, float64 ``[K]``."""
     figures: Mapping[str, Tensor]
     """Sums over the steps of the figures that the env gives, float64 ``[N]``, by name."""
+    bins: Tensor | None = None
+    """Bin of the motion library that each step was in, int64 ``[T, N]``; None for other tasks."""
     block_moments: tuple[Mapping[str, Moments], ...] = ()
     """``obs_moments`` of each env block alone, where they were asked for."""
 
@@ -107,6 +109,7 @@ class Rollout:
             episode_returns=self.episode_returns[ended],
             episode_lengths=self.episode_lengths[ended],
             figures={name: sums[rows].clone() for name, sums in self.figures.items()},
+            bins=None if self.bins is None else self.bins[:, rows].contiguous(),
             block_moments=(moments,),
             **cut,
         )
@@ -269,6 +272,7 @@ def _assemble(
         episode_returns=torch.cat(returns),
         episode_lengths=torch.cat(lengths),
         figures=_figure_sums(env.spec, results),
+        bins=_stacked_bins(results),
     )
 
 
@@ -282,6 +286,11 @@ def _by_rows(network: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
 def _obs_moments(obs: Tensor) -> Moments:
     """Of raw observations ``[T, N, D]``."""
     return Moments.of(obs.contiguous().flatten(0, 1))
+
+
+def _stacked_bins(results: Sequence[StepResult]) -> Tensor | None:
+    bins = [r.bins for r in results if r.bins is not None]
+    return torch.stack(bins) if bins else None
 
 
 def _figure_sums(spec: EnvSpec, results: Sequence[StepResult]) -> dict[str, Tensor]:

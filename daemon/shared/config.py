@@ -185,6 +185,27 @@ class PpoSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SamplerSection:
+    """Adaptive motion sampling, for tasks that follow a library of motions."""
+
+    kind: Literal["sonic", "ema", "uniform"] = "sonic"
+    """By failure rate (``sonic``), by a running mean of failure counts (``ema``), or by frames alone."""
+    uniform: float = 0.1
+    """Part that is spread evenly over bins; with ``ema`` a count of failures that is."""
+    cap_ratio: float = 50.0
+    """``sonic``: a bin's failure rate is cut at this many times the mean."""
+    alpha: float = 0.001
+    """``ema``: weight of an iteration's failure counts."""
+    bin_cap: float | None = None
+    """Greatest probability of a bin. None: no bound."""
+    clip_cap: float | None = None
+    """Greatest probability of all bins of a clip together. None: no bound."""
+    sonic_mean_every: int | None = None
+    """SONIC's merge, for fidelity: after every this many iterations (SONIC: 200) the counters are the
+    mean over ranks, so that an event counts 1 / world size. None: sums, every iteration."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointSection:
     """Where and how often the committed state is kept."""
 
@@ -246,6 +267,7 @@ class Config:
     membership: MembershipSection = field(default_factory=MembershipSection)
     env: EnvSection = field(default_factory=EnvSection)
     ppo: PpoSection = field(default_factory=PpoSection)
+    sampler: SamplerSection = field(default_factory=SamplerSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)
     curves: CurvesSection = field(default_factory=CurvesSection)

@@ -34,10 +34,10 @@ TASK_OVERRIDES: Final[MappingProxyType[str, MappingProxyType[str, Any]]] = Mappi
         ),
         "humanoid-track": MappingProxyType(
             {
+                **_SMALL,
                 "ppo.hidden": (128, 128),
-                "ppo.init_std": 0.5,
-                "ppo.learning_rate": 1e-3,
-                "ppo.learning_rate_bounds": (1e-5, 1e-2),
+                "ppo.init_std": 0.4,
+                "ppo.desired_kl": 0.02,
                 "ppo.entropy_coef": 0.0,
                 "job.iterations": 600,
             }

@@ -1,6 +1,6 @@
 """A small training loop over simulated ranks, for tests of the algorithm."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -52,6 +52,13 @@ class Worker:
         packed.fill_from(self.live())
         return packed
 
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Put these tensors into the state, by name; others that they hold are none of its."""
+        for name, tensor in self.live().items():
+            if name in state:
+                tensor.copy_(state[name])
+
     def collect(self, iteration: int) -> Rollout:
         return self.learner.collect(self.env, iteration, on_step=lambda t: None)
 
@@ -86,14 +93,18 @@ def train(
     iterations: int,
     *,
     after: Callable[[int, LockStepRank, Worker], None] | None = None,
+    state: Mapping[str, Tensor] | None = None,
+    first: int = 1,
 ) -> list[Worker]:
-    """One rank per shard of env blocks, all trained together; ``after(iteration, rank, worker)`` is
-    called on every rank at each safe point."""
+    """One rank per shard of env blocks, all trained together from iteration ``first``, if need be in a
+    given state; ``after(iteration, rank, worker)`` is called on every rank at each safe point."""
     workers = [make_worker(config, blocks) for blocks in shards]
+    for worker in workers:
+        worker.load(state or {})
 
     def work(rank: LockStepRank) -> None:
         worker = workers[rank.rank]
-        for iteration in range(1, iterations + 1):
+        for iteration in range(first, first + iterations):
             rollout = worker.collect(iteration)
             worker.update(rollout, rank, iteration)
             worker.finish(rollout, rank)

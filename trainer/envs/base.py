@@ -25,6 +25,26 @@ class Capabilities:
 
 
 @dataclass(frozen=True)
+class MotionLibrary:
+    """The clips that a task follows, and their bins: runs of frames, in the order of clips."""
+
+    clips: tuple[str, ...]
+    """Names, unique; the key of what is known about a clip in a checkpoint."""
+    bin_frames: tuple[tuple[int, ...], ...]
+    """Length of each bin of each clip, in frames of one env step."""
+
+    @property
+    def clip_of_bin(self) -> tuple[int, ...]:
+        """The clip, as an index into `clips`, of each bin of the library."""
+        return tuple(c for c, frames in enumerate(self.bin_frames) for _ in frames)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Length of each bin of the library, in frames."""
+        return tuple(length for frames in self.bin_frames for length in frames)
+
+
+@dataclass(frozen=True)
 class EnvSpec:
     """What is fixed about a task."""
 
@@ -35,6 +55,8 @@ class EnvSpec:
     max_episode_steps: int
     step_dt_s: float
     capabilities: Capabilities
+    library: MotionLibrary | None = None
+    """What episodes follow, where the env is a `MotionEnv`."""
 
 
 @dataclass(frozen=True)
@@ -56,26 +78,6 @@ class StepResult:
     bins: Tensor | None = None
     """``[N]`` int64: the bin of the motion library that this step was in, before any reset. None: not
     a `MotionEnv`."""
-
-
-@dataclass(frozen=True)
-class MotionLibrary:
-    """The clips that a task follows, and their bins: runs of frames, in the order of clips."""
-
-    clips: tuple[str, ...]
-    """Names, unique; the key of what is known about a clip in a checkpoint."""
-    bin_frames: tuple[tuple[int, ...], ...]
-    """Length of each bin of each clip, in frames of one env step."""
-
-    @property
-    def clip_of_bin(self) -> tuple[int, ...]:
-        """The clip, as an index into `clips`, of each bin of the library."""
-        return tuple(c for c, frames in enumerate(self.bin_frames) for _ in frames)
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Length of each bin of the library, in frames."""
-        return tuple(length for frames in self.bin_frames for length in frames)
 
 
 class VecEnv(Protocol):
@@ -118,16 +120,14 @@ class VecEnv(Protocol):
 
 @runtime_checkable
 class MotionEnv(VecEnv, Protocol):
-    """An env whose episodes follow clips of a motion library, drawn by the bin they start in. Its
-    steps say their `StepResult.bins`."""
-
-    @property
-    def library(self) -> MotionLibrary: ...
+    """An env whose episodes follow clips of `EnvSpec.library`, drawn by the bin they start in. Its steps
+    say their `StepResult.bins`."""
 
     def set_probabilities(self, probabilities: NDArray[np.float64]) -> None:
         """How often an episode starts in each bin, ``[B]``, from now on; at first by frames alone."""
         ...
 
-    def start_clips(self, clips: NDArray[np.int64]) -> None:
-        """Start an episode at frame 0 of these clips, ``[N]``, one per row."""
+    def start_clips(self, clips: NDArray[np.int64]) -> dict[str, Tensor]:
+        """Start an episode at frame 0 of these clips, ``[N]``, one per row, as the first thing in a
+        rollout; the observations."""
         ...

@@ -5,8 +5,9 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from rallypoint.trainer.envs.base import EnvSpec, MotionLibrary
+from rallypoint.trainer.envs.base import EnvSpec
 from rallypoint.trainer.envs.embedded import EMBEDDED, Array, Outcome, row_sum
 from rallypoint.trainer.envs.humanoid_model import (
     END_EFFECTORS,
@@ -71,27 +72,25 @@ class HumanoidTrack(MujocoEnv):
             max_episode_steps=max(sum(frames) for frames in LIBRARY.bin_frames),
             step_dt_s=STEP_DT_S,
             capabilities=EMBEDDED,
+            library=LIBRARY,
         )
         self._reference = reference()
         lengths = np.array(LIBRARY.lengths, dtype=np.float64)
         self._cumulated = np.cumsum(lengths / lengths.sum())
         super().__init__(spec, mjcf(), seed=seed, dtype=dtype)
 
-    @property
-    def library(self) -> MotionLibrary:
-        """The clips and their bins."""
-        return LIBRARY
-
     def set_probabilities(self, probabilities: NDArray[np.float64]) -> None:
         """How often an episode starts in each bin, ``[B]``, from now on."""
         self._cumulated = np.cumsum(probabilities)
 
-    def start_clips(self, clips: NDArray[np.int64]) -> None:
-        """Start an episode at frame 0 of these clips, ``[N]``, one per row."""
+    def start_clips(self, clips: NDArray[np.int64]) -> dict[str, Tensor]:
+        """Start an episode at frame 0 of these clips, ``[N]``, one per row, as the first thing in a
+        rollout; the observations."""
         rows = np.arange(len(self._env_ids))
         draws = self._uniform(Purpose.ENV_RESET, rows, self.start_draws)
         self._episode_step[:] = 0
         self._place(rows, self._reference.first[clips], np.ascontiguousarray(draws[:, 3:]))
+        return self._tensors(self._observe())
 
     def _allocate(self, count: int) -> dict[str, Array]:
         return super()._allocate(count) | {

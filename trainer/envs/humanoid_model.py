@@ -144,9 +144,9 @@ def _leg(side: str, sign: int, joints: dict[str, str]) -> str:
           <geom type="capsule" fromto="0 0 0 0 0 -{SHANK_M}" size="0.04" mass="2"/>
           <body name="{side}_foot" pos="0 0 -{SHANK_M}">
             {ankle}
-            <geom class="sole" type="box" size="0.1 0.045 0.015" pos="0.03 0 {0.015 - SOLE_M}"
+            <geom class="sole" type="box" size="0.12 0.055 0.015" pos="0.03 0 {0.015 - SOLE_M}"
                   mass="0.8"/>
-            <site name="{side}_sole" type="box" size="0.105 0.05 0.02"
+            <site name="{side}_sole" type="box" size="0.125 0.06 0.02"
                   pos="0.03 0 {0.015 - SOLE_M}"/>
           </body>
         </body>
