@@ -37,6 +37,7 @@ OPTIONS = {
     " grad_clip value_coef entropy_coef hidden critic_hidden activation noise init_std std_bounds"
     " std_clamp normalise_actor normalise_critic normaliser_form normaliser_clip normaliser_prior"
     " dtype reduction autocast compile",
+    "sampler": "kind uniform cap_ratio alpha bin_cap clip_cap sonic_mean_every",
     "checkpoint": "url every_iterations every_s keep_last",
     "metrics": "bind port",
     "curves": "tensorboard directory wandb wandb_project wandb_mode",

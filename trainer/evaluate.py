@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -13,9 +14,10 @@ from rallypoint.checkpointing.restore import LoadedCheckpoint, load_checkpoint
 from rallypoint.daemon.shared.command import Command
 from rallypoint.daemon.shared.config import Config
 from rallypoint.trainer.elastic.registry import PackedState, StateRegistry
-from rallypoint.trainer.envs.base import EnvSpec, VecEnv
+from rallypoint.trainer.envs.base import EnvSpec, MotionEnv, VecEnv
 from rallypoint.trainer.envs.factory import make_env
 from rallypoint.trainer.errors import TrainerError
+from rallypoint.trainer.evaluate_motions import ClipEvaluation, evaluate_clips
 from rallypoint.trainer.ppo import DTYPES, PpoLearner
 
 FIRST_ENV_ID: Final = 2**31
@@ -132,11 +134,24 @@ class EvalCommand:
         config = configuration(loaded)
         env = make_env(config, dtype=DTYPES[config.ppo.dtype])
         try:
-            result = evaluate(restore_learner(loaded, config, env.spec), env, args.episodes)
+            learner = restore_learner(loaded, config, env.spec)
+            result = evaluate(learner, env, args.episodes)
+            clips = _clips(learner, env, args.episodes)
         finally:
             env.close()
-        print(msgspec.json.encode(result).decode() if args.json else _text(loaded, result))
+        if args.json:
+            extra = {"clips": msgspec.to_builtins(clips)} if clips else {}
+            print(msgspec.json.encode(msgspec.to_builtins(result) | extra).decode())
+        else:
+            print(_text(loaded, result, clips))
         return 0
+
+
+def _clips(learner: PpoLearner, env: VecEnv, episodes: int) -> tuple[ClipEvaluation, ...]:
+    """The clips of a task that follows motions; for another one, none."""
+    if not isinstance(env, MotionEnv):
+        return ()
+    return evaluate_clips(learner.mean_action, env, episodes, first_env_id=FIRST_ENV_ID)
 
 
 def _positive(text: str) -> int:
@@ -146,7 +161,7 @@ def _positive(text: str) -> int:
     return value
 
 
-def _text(loaded: LoadedCheckpoint, result: Evaluation) -> str:
+def _text(loaded: LoadedCheckpoint, result: Evaluation, clips: Sequence[ClipEvaluation]) -> str:
     error = result.velocity_error_m_s
     lines = [
         f"{loaded.info.path} (iteration {loaded.info.iteration})",
@@ -155,6 +170,13 @@ def _text(loaded: LoadedCheckpoint, result: Evaluation) -> str:
         f"length          {result.length_mean:.1f} steps",
         f"velocity error  {'-' if error is None else f'{error:.3f} m/s'}",
         f"never fell      {100 * result.never_fell:.1f} %",
+    ]
+    if clips:
+        lines += ["", f"{'clip':<20} survival (zero action)  joint error (zero action)"]
+    lines += [
+        f"{clip.clip:<20} {100 * clip.survival:6.1f} % {100 * clip.zero_survival:9.1f} %"
+        f"  {clip.rmse_rad:9.4f} rad {clip.zero_rmse_rad:8.4f} rad"
+        for clip in clips
     ]
     return "\n".join(lines)
 

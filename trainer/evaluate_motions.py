@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rallypoint.trainer.envs.base import MotionEnv, MotionLibrary
+from rallypoint.trainer.envs.base import MotionEnv
+from rallypoint.trainer.errors import EnvError
 
 FIGURE: Final = "tracking_error_rad"
 """The env's figure that is squared and averaged: root mean square over joints."""
@@ -33,12 +34,16 @@ class ClipEvaluation:
 
 @torch.no_grad()
 def evaluate_clips(
-    policy: _Policy, env: MotionEnv, library: MotionLibrary, episodes: int, *, first_env_id: int
+    policy: _Policy, env: MotionEnv, episodes: int, *, first_env_id: int
 ) -> tuple[ClipEvaluation, ...]:
     """Run ``policy`` (actions for observations) and no action from frame 0 of every clip, in
-    ``episodes`` envs in all, at least one for each clip; random draws are keyed by iteration 0."""
-    count = max(episodes, len(library.clips))
-    clips = np.arange(count) % len(library.clips)
+    ``episodes`` envs in all, at least one for each clip; random draws are keyed by iteration 0. Raises `EnvError`
+    when the env has no library."""
+    if env.spec.library is None:
+        raise EnvError(f"task {env.spec.task!r} takes clips, but its spec has no motion library")
+    names = env.spec.library.clips
+    count = max(episodes, len(names))
+    clips = np.arange(count) % len(names)
     ids = np.arange(first_env_id, first_env_id + count)
     found = _track(policy, env, ids, clips)
     shape = (count, env.spec.action_dim)
@@ -47,7 +52,7 @@ def evaluate_clips(
         ClipEvaluation(
             name, int((clips == c).sum()), *_mean(found, clips == c), *_mean(zero, clips == c)
         )
-        for c, name in enumerate(library.clips)
+        for c, name in enumerate(names)
     )
 
 

@@ -59,6 +59,12 @@ _BOUNDS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
         "ppo.lam": (0, 1),
         "ppo.advantage_ddof": (0, 1),
         "ppo.normaliser_prior": (0, 1),
+        "sampler.uniform": (0, 1),
+        "sampler.cap_ratio": (1, math.inf),
+        "sampler.alpha": (0, 1),
+        "sampler.bin_cap": (0, 1),
+        "sampler.clip_cap": (0, 1),
+        "sampler.sonic_mean_every": (1, math.inf),
         "checkpoint.every_iterations": (1, math.inf),
         "checkpoint.keep_last": (1, math.inf),
         "metrics.port": (0, 65535),
@@ -187,6 +193,11 @@ def _check_algorithm(config: Config) -> None:
         raise ConfigError(
             f"ppo.autocast = {config.ppo.autocast!r} goes with ppo.dtype = 'float32' only, not with "
             f"{config.ppo.dtype!r}: torch does not cast it"
+        )
+    if config.sampler.sonic_mean_every is not None and config.sampler.kind != "sonic":
+        raise ConfigError(
+            f"sampler.sonic_mean_every = {config.sampler.sonic_mean_every} goes with sampler.kind = "
+            f"'sonic' only, not with {config.sampler.kind!r}"
         )
 
 

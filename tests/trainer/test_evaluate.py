@@ -150,3 +150,24 @@ def test_it_ends_when_nobody_stands() -> None:
 
 def test_nobody_lives_long_enough_for_a_velocity_error() -> None:
     assert walked(Walk(), 1)["velocity_error_m_s"] is None
+
+
+@pytest.mark.slow
+def test_a_task_that_follows_motions_is_evaluated_by_clip(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = config(task="humanoid-track", dtype="float32")
+    worker = make_worker(settings, (0,))
+    path = save(tmp_path, worker, settings)
+    assert run(str(path), "--episodes", "24", "--json") == 0
+    clips = json.loads(capsys.readouterr().out)["clips"]
+    assert worker.env.spec.library is not None
+    assert [clip["clip"] for clip in clips] == list(worker.env.spec.library.clips)
+    for clip in clips:
+        assert clip["episodes"] == 2
+        assert 0.0 <= clip["survival"] <= 1.0
+        # An untrained policy's mean is next to no action.
+        assert clip["rmse_rad"] == pytest.approx(clip["zero_rmse_rad"], abs=0.1)
+        assert 0.0 < clip["zero_rmse_rad"] < 0.5
+    assert run(str(path), "--episodes", "2") == 0
+    assert "march_slow" in capsys.readouterr().out

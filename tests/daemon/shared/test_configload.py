@@ -105,7 +105,7 @@ def test_a_value_cannot_smuggle_in_other_keys() -> None:
         ("ppo.learning_rate_bounds=[1]", ("a list of 2 numbers",)),
         ("ppo.normalise_actor=1", ("true or false",)),
         ("env.backend=isaac", ("env.backend", "'embedded'")),
-        ("env.task=walk", ("env.task = 'walk'", "cartpole, pointmass, quadruped-velocity")),
+        ("env.task=walk", ("env.task = 'walk'", "cartpole, humanoid-track, pointmass")),
         ("env.task=[1]", ("no task",)),
         ("job.profile=rsl-rl", ("job.profile = 'rsl-rl'", "--set", "no profile", "rsl_rl, sonic")),
         ("ppo.kl_form=approximate", ("'exact' or 'sonic'",)),
@@ -182,6 +182,12 @@ def test_half_precision_goes_with_float32_only() -> None:
     load(command_line=assigned("ppo.autocast=bfloat16"))
     with pytest.raises(ConfigError, match=r"ppo\.autocast = 'bfloat16' goes with .*'float64'"):
         load(command_line=assigned("ppo.autocast=bfloat16", "ppo.dtype=float64"))
+
+
+def test_the_mean_over_ranks_is_one_of_sonic_only() -> None:
+    load(command_line=assigned("sampler.sonic_mean_every=200"))
+    with pytest.raises(ConfigError, match=r"sonic_mean_every = 200 goes with .*not with 'ema'"):
+        load(command_line=assigned("sampler.sonic_mean_every=200", "sampler.kind=ema"))
 
 
 def test_workers_read_back_what_was_written() -> None:
