@@ -268,6 +268,7 @@ class ProcessGroup:
         return value
 
     def broadcast(self, name: str, value: Tensor, source: int) -> None:
+        """The value of rank ``source``, in place on all."""
         self._refuse_capture(name)
         with self.meter.collective(name, value):
             self._wait(_require(dist.broadcast(value, source, async_op=True)), value)
