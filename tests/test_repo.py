@@ -30,7 +30,7 @@ OPTIONS = {
     "node": "name bind advertise interface workers devices fork_server stop_grace_s",
     "membership": "backend detect_s hang_s join_debounce_s orphan_grace_s quarantine_after"
     " quarantine_cooldown_s",
-    "env": "backend task budget num_envs block max_envs",
+    "env": "backend task budget num_envs block max_envs backup",
     "ppo": "rollout_steps epochs mini_batches mini_batch_of permutation_scope permutation_every"
     " micro_batches gamma lam time_out_bootstrap advantage_scope advantage_ddof clip value_loss"
     " learning_rate learning_rate_bounds learning_rate_decision desired_kl kl_form max_grad_norm"
@@ -38,7 +38,7 @@ OPTIONS = {
     " std_clamp normalise_actor normalise_critic normaliser_form normaliser_clip normaliser_prior"
     " dtype reduction autocast compile",
     "sampler": "kind uniform cap_ratio alpha bin_cap clip_cap sonic_mean_every",
-    "checkpoint": "url every_iterations every_s keep_last",
+    "checkpoint": "url every_iterations every_s keep_last env_rows",
     "metrics": "bind port",
     "curves": "tensorboard directory wandb wandb_project wandb_mode",
     "log": "level format worker_file_bytes",

@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+import numpy as np
 import torch
 
 from rallypoint import __version__
@@ -15,9 +16,14 @@ from rallypoint.daemon.shared import messages
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.configload import config_hash
 from rallypoint.daemon.shared.failpoints import Failpoints
+from rallypoint.trainer.elastic.registry import Scope
+from rallypoint.trainer.elastic.rowsfile import RowsFiles
 from rallypoint.trainer.elastic.session import ElasticSession
 from rallypoint.trainer.errors import StateMismatch, TrainerError
 from rallypoint.trainer.rollout import Rollout
+
+_ROWS: Final = "env_rows/"
+_ENV_IDS: Final = f"{_ROWS}env_ids"
 
 
 class CheckpointKeeper:
@@ -30,10 +36,13 @@ class CheckpointKeeper:
         session: ElasticSession[Rollout],
         failpoints: Failpoints,
         answer_s: float,
+        backup: RowsFiles | None,
     ) -> None:
+        """``backup`` is where env rows are read from and restored to, if that is asked for."""
         self._config = config
         self._session = session
         self._answer_s = answer_s
+        self._rows = backup if config.checkpoint.env_rows else None
         self._store = CheckpointStore(url)
         self._last_s = time.monotonic()
         self._last_iteration = -1
@@ -93,6 +102,9 @@ class CheckpointKeeper:
         plan = session.formed_plan
         tensors = session.state.snapshot.tensors()
         scopes = {name: registry.scope_of(name).value for name in tensors}
+        rows = self._env_rows()
+        tensors.update(rows)
+        scopes.update(dict.fromkeys(rows, Scope.ENV_ROWS.value))
         sections: dict[str, Any] = msgspec.to_builtins(self._config)
         meta = CheckpointMeta(
             job=self._config.job.name,
@@ -108,6 +120,18 @@ class CheckpointKeeper:
             metrics=dict(metrics),
         )
         return tensors, scopes, meta
+
+    def _env_rows(self) -> dict[str, torch.Tensor]:
+        """Rows of all envs at the committed safe point that this node has, where they are asked for."""
+        if self._rows is None:
+            return {}
+        session = self._session
+        at = session.safe_point(session.state.committed)
+        every = np.arange(self._config.env.num_envs, dtype=np.int64)
+        ids, rows = self._rows.find(at.lineage, at.iteration, every)
+        if not ids.size:
+            return {}  # no rollout has ended yet
+        return {_ENV_IDS: torch.from_numpy(ids)} | {f"{_ROWS}{n}": t for n, t in rows.items()}
 
     def _may_commit(self, generation: int, iteration: int) -> CommitVerdict:
         answer = self._session.link.ask_commit(
@@ -145,8 +169,9 @@ class CheckpointKeeper:
             )
         )
 
-    def _restore(self, wanted: tuple[int, int]) -> None:
-        """Load the newest checkpoint that verifies into live state.
+    def _restore(self, wanted: tuple[int, int], lineage: int) -> None:
+        """Load the newest checkpoint that verifies into live state, and its env rows, where they are
+        asked for, into the backup, from which whoever owns the envs takes them.
 
         Raises `TrainerError` when there is none, `StateMismatch` with the differing names when it
         belongs to other networks.
@@ -160,7 +185,7 @@ class CheckpointKeeper:
         live = self._session.state.registry.shared()
         differing = sorted(
             name
-            for name in live.keys() | loaded.tensors.keys()
+            for name in live.keys() | {n for n in loaded.tensors if not n.startswith(_ROWS)}
             if name not in live
             or name not in loaded.tensors
             or live[name].shape != loaded.tensors[name].shape
@@ -173,6 +198,12 @@ class CheckpointKeeper:
         with torch.no_grad():
             for name, tensor in live.items():
                 tensor.copy_(loaded.tensors[name])
+        if self._rows is not None and _ENV_IDS in loaded.tensors:
+            at = self._session.in_lineage(lineage, loaded.info.iteration)
+            rows = {n: t for n, t in loaded.tensors.items() if n.startswith(_ROWS)}
+            ids = rows.pop(_ENV_IDS).numpy()
+            named = {name.removeprefix(_ROWS): tensor for name, tensor in rows.items()}
+            self._rows.save(at.lineage, at.iteration, ids, named)
         self._session.link.send(
             messages.Restored(
                 key=self._session.key,

@@ -2,19 +2,19 @@
 
 import time
 
-import numpy as np
 import torch
 from torch import nn
 
 from rallypoint.daemon.shared.config import Config
 from rallypoint.trainer.checkpoints import CheckpointKeeper
+from rallypoint.trainer.elastic.envrows import EnvRows, SafePoint
 from rallypoint.trainer.elastic.forming import Formation
 from rallypoint.trainer.elastic.session import ElasticSession
 from rallypoint.trainer.elastic.state import CommitRecord
 from rallypoint.trainer.envs.base import VecEnv
 from rallypoint.trainer.errors import GroupBroken, Left, RolloutDropped, StateMismatch
 from rallypoint.trainer.ppo import PpoLearner
-from rallypoint.trainer.rollout import Rollout
+from rallypoint.trainer.rollout import Rollout, join
 
 
 class TrainingLoop:
@@ -26,12 +26,14 @@ class TrainingLoop:
         session: ElasticSession[Rollout],
         learner: PpoLearner,
         env: VecEnv,
+        rows: EnvRows,
         checkpoints: CheckpointKeeper,
     ) -> None:
         self._config = config
         self._session = session
         self._learner = learner
         self._env = env
+        self._rows = rows
         self._checkpoints = checkpoints
         self._module: nn.Module = learner.module
         self._wrapped = 0  # generation that the module is wrapped for
@@ -56,7 +58,7 @@ class TrainingLoop:
             self._conclude()
         if formation.plan.hold:
             self._hold(formation)
-        elif session.hand.rollout is None:
+        elif session.hand.rollout is None or session.blocks():
             self._collect()
         else:
             self._iterate(formation, session.hand.rollout)
@@ -110,12 +112,17 @@ class TrainingLoop:
         self._session.hold()
 
     def _collect(self) -> None:
-        """The rollout of the next iteration, with the env blocks that are ours now."""
+        """The rollout of the next iteration, with the env blocks that are ours now; or, where one is in
+        hand already, of those that others have lost since, with their rows of the same safe point."""
         session, iteration = self._session, self._session.state.committed + 1
-        self._assign(session.blocks(), iteration)
+        if session.hand.take_dropped():
+            self._rows.forget()
+        blocks, in_hand = session.blocks(), session.hand.rollout
+        kept = None if in_hand is None else self._rows.set_aside()
+        session.hand.begin(blocks, self._take(blocks, session.safe_point(iteration - 1)))
+        reached = session.safe_point(iteration)
         session.ledger.switch("rollout")
         session.set_phase("rollout")
-        session.hand.begin(session.blocks())
         envs, half = len(self._env.env_ids), self._config.ppo.rollout_steps // 2
         try:
             rollout = self._learner.collect(
@@ -123,24 +130,24 @@ class TrainingLoop:
                 iteration,
                 on_step=lambda t: session.on_env_step(envs, halfway=t == half),
             )
+            if in_hand is not None and kept is not None:
+                rollout = join(in_hand, rollout)
+                self._rows.bring_back(kept, reached)
+            self._rows.stand(reached)
             session.hand.complete(rollout)
         except RolloutDropped:
             session.hand.abandon()
 
-    def _assign(self, blocks: tuple[int, ...], iteration: int) -> None:
-        size = self._config.env.block
-        ids = np.concatenate(
-            [np.arange(b * size, (b + 1) * size, dtype=np.int64) for b in blocks]
-            or [np.zeros(0, dtype=np.int64)]
-        )
-        if not np.array_equal(ids, self._env.env_ids):
+    def _take(self, blocks: tuple[int, ...], at: SafePoint) -> tuple[int, ...]:
+        """Have these blocks as they are at this safe point. Those whose envs begin new episodes."""
+        if not self._rows.owns(blocks, at):
             self._session.ledger.switch("recovery")
             self._session.set_phase("envs")
-            began_s = time.monotonic()
-            self._learner.set_up(self._env)
-            self._env.assign(ids, iteration=iteration)
-            self._learner.on_assign(ids)
-            self._session.envs_s += time.monotonic() - began_s
+        began_s = time.monotonic()
+        self._learner.set_up(self._env)
+        cut = self._rows.hold(blocks, at)
+        self._session.envs_s += time.monotonic() - began_s
+        return cut
 
     def _iterate(self, formation: Formation, rollout: Rollout) -> None:
         """Update on the rollout in hand, the last collective, the commit."""

@@ -58,11 +58,12 @@ class PpoLearner:
         self._layout = Layout(self._normaliser.dims, (), self._bins)
 
     def register(self, registry: StateRegistry) -> None:
-        """Register all state: ``model``, ``optimiser`` (learning rate included), ``normaliser`` and,
-        for tasks that follow motions, ``sampler``."""
+        """Register all state: ``model``, ``optimiser`` (learning rate included), ``normaliser``, for
+        tasks that follow motions ``sampler``, and per env ``episodes``."""
         registry.register("model", Scope.REPLICATED, lambda: dict(self.module.named_parameters()))
         registry.register("optimiser", Scope.REPLICATED, self._optimiser.tensors)
         registry.register("normaliser", Scope.GLOBAL, self._normaliser.tensors)
+        registry.register_rows("episodes", self._episodes.rows, self._episodes.load_rows)
         if self.sampler is not None:
             registry.register("sampler", Scope.GLOBAL, self.sampler.tensors)
 

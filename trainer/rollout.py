@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -115,6 +115,43 @@ class Rollout:
         )
 
 
+def join(first: Rollout, second: Rollout) -> Rollout:
+    """Two rollouts of one policy version with different env blocks as one."""
+    ids = np.concatenate([first.env_ids, second.env_ids])
+    order = np.argsort(ids)
+    index = torch.from_numpy(order).to(first.rewards.device)
+
+    def both(name: str, dim: int) -> Tensor:
+        parts = [getattr(first, name), getattr(second, name)]
+        return torch.cat(parts, dim).index_select(dim, index.to(parts[0].device))
+
+    joined: dict[str, Any] = {name: both(name, 1) for name in _STEP_FIELDS}
+    same = first.critic_obs is first.actor_obs
+    moments = (*first.block_moments, *second.block_moments)
+    by_block = sorted(
+        zip((*first.blocks, *second.blocks), moments, strict=False), key=lambda x: x[0]
+    )
+    rows = torch.cat([first.episode_rows, second.episode_rows + len(first.env_ids)])
+    return replace(
+        first,
+        env_ids=ids[order],
+        critic_obs=joined["actor_obs"] if same else both("critic_obs", 1),
+        last_values=both("last_values", 0),
+        final_values=None if first.final_values is None else both("final_values", 1),
+        bins=None if first.bins is None else both("bins", 1),
+        obs_moments={g: m.merge(second.obs_moments[g]) for g, m in first.obs_moments.items()},
+        episode_rows=torch.argsort(index)[rows],
+        episode_returns=torch.cat([first.episode_returns, second.episode_returns]),
+        episode_lengths=torch.cat([first.episode_lengths, second.episode_lengths]),
+        figures={
+            name: torch.cat([sums, second.figures[name]])[index.to(sums.device)]
+            for name, sums in first.figures.items()
+        },
+        block_moments=tuple(moments for _, moments in by_block),
+        **joined,
+    )
+
+
 _STEP_FIELDS: Final = (
     "actor_obs",
     "actions",
@@ -145,6 +182,16 @@ class EpisodeTracker:
         self._returns[now] = returns[before]
         self._lengths[now] = lengths[before]
         self.env_ids = env_ids.copy()
+
+    def rows(self) -> dict[str, Tensor]:
+        """Copies of the sums, ``[N]`` each, in the order of ``env_ids``."""
+        return {"returns": self._returns.clone(), "lengths": self._lengths.clone()}
+
+    def load_rows(self, env_ids: NDArray[np.int64], rows: Mapping[str, Tensor]) -> None:
+        """Put what `rows` gave into these envs, which are owned."""
+        where = torch.from_numpy(np.searchsorted(self.env_ids, env_ids)).to(self._returns.device)
+        self._returns[where] = rows["returns"].to(self._returns)
+        self._lengths[where] = rows["lengths"].to(self._lengths)
 
     def step(self, reward: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
         """Add a step ``[N]``; returns and lengths of the episodes that it ended, ``[K]`` each."""

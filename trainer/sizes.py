@@ -14,7 +14,7 @@ import torch
 from rallypoint.daemon.shared.collectives import Sizes
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.configload import from_json
-from rallypoint.trainer.elastic.packet import HEADER_BYTES
+from rallypoint.trainer.elastic.packet import header_bytes
 from rallypoint.trainer.elastic.registry import StateRegistry
 from rallypoint.trainer.elastic.state import TrainingState
 from rallypoint.trainer.envs.factory import make_env
@@ -39,7 +39,7 @@ def find_sizes(config: Config) -> Sizes:
         parameters_bytes=sum(p.nbytes for p in learner.module.parameters() if p.requires_grad),
         state_bytes=state.snapshot.buffer.nbytes,
         record_values=record.numel(),
-        header_bytes=HEADER_BYTES,
+        header_bytes=header_bytes(config),
         mini_batches=config.ppo.epochs * config.ppo.mini_batches,
     )
 

@@ -6,6 +6,7 @@ the run's directory. Exit codes: `rallypoint.daemon.shared.exitcodes`.
 
 import argparse
 import faulthandler
+import functools
 import os
 import signal
 import socket
@@ -35,10 +36,12 @@ from rallypoint.daemon.shared.rundir import RunDir
 from rallypoint.daemon.shared.slotpage import SlotPage
 from rallypoint.trainer.checkpoints import CheckpointKeeper
 from rallypoint.trainer.elastic.collectives import SingleProcess
+from rallypoint.trainer.elastic.envrows import EnvRows, load_rows_of_env, rows_of_env
 from rallypoint.trainer.elastic.group import ProcessGroup
 from rallypoint.trainer.elastic.link import Link
 from rallypoint.trainer.elastic.presence import Presence
 from rallypoint.trainer.elastic.registry import StateRegistry
+from rallypoint.trainer.elastic.rowsfile import RowsFiles
 from rallypoint.trainer.elastic.session import ElasticSession
 from rallypoint.trainer.elastic.state import TrainingState
 from rallypoint.trainer.envs.factory import make_env
@@ -71,13 +74,20 @@ class Worker:
         presence = Presence(self.page)
         registry = StateRegistry()
         self.learner.register(registry)
+        registry.register_rows(
+            "env",
+            functools.partial(rows_of_env, self.env),
+            functools.partial(load_rows_of_env, self.env),
+        )
+        backup = RowsFiles(rundir.slots, key.slot) if config.env.backup == "node" else None
+        self.rows = EnvRows(self.env, registry, self.learner.on_assign, config.env.block, backup)
         self.session: ElasticSession[Rollout] = ElasticSession(
             key,
             TrainingState(registry),
             self.page,
             self.timeouts,
             self.failpoints,
-            config.job.seed,
+            config,
             ProcessGroup(self.timeouts, self.device, _end_stuck, presence.collective),
             presence,
         )
@@ -95,6 +105,7 @@ class Worker:
             self.session,
             self.failpoints,
             self.timeouts.answer_s,
+            backup,
         )
         self.store, self.port = _bind_store(config.node.bind)
 
@@ -145,7 +156,9 @@ class Worker:
 
     def train(self) -> None:
         """Train until this worker leaves (`Left`), or an error of the program."""
-        TrainingLoop(self.config, self.session, self.learner, self.env, self.checkpoints).run()
+        TrainingLoop(
+            self.config, self.session, self.learner, self.env, self.rows, self.checkpoints
+        ).run()
 
     def say_leaving(self, reason: str) -> None:
         """Last words of a worker that leaves by agreement."""

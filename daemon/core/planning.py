@@ -327,6 +327,7 @@ def build_plan(
         left_out=still_left_out(plan, job, members, {worker.key for worker in workers}),
         wanted_workers=min(policy.max_workers, max(wanted, len(workers))),
         resumes=job.iteration > 0 or checkpoint is not None,
+        lineage=generation if draft.restore or plan is None else plan.lineage,
     )
 
 

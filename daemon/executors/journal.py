@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from rallypoint.daemon.executors.accounting import Change
+from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.messages import Committed, Formed, RankRecord
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
@@ -68,6 +69,8 @@ class Journal:
     _hashes: dict[int, str] = field(default_factory=dict)
     _lineage: int = 0
     """Generation of the newest restore."""
+    _begins: int | None = None
+    """Iteration that it restored; None: not known to this life."""
     _sources: dict[int, WorkerKey] = field(default_factory=dict)
     """Source by generation, of the newest ones."""
     _generation: int = 0
@@ -122,14 +125,15 @@ class Journal:
         """Whether this formed generation is written already."""
         return generation <= self._generation
 
-    def generation(self, plan: Plan, formed: Formed) -> bool:
-        """Write a formed generation, once. False when it starts before an iteration that was reported
+    def generation(self, plan: Plan, formed: Formed, config: Config) -> bool:
+        """Write a formed generation, once; where a lineage begins, with what is trained, so that the
+        file alone is enough to train it again. False when it starts before an iteration that was reported
         committed although it restores nothing: then a committed iteration was lost."""
         if self.knows(plan.generation):
             return True
         self._generation = plan.generation
         if plan.restore:
-            self._lineage = plan.generation
+            self._lineage, self._begins = plan.generation, formed.iteration
             self._hashes = {i: h for i, h in self._hashes.items() if i <= formed.iteration}
             self.iteration = formed.iteration
         self._note_source(plan.generation, formed.source)
@@ -149,6 +153,7 @@ class Journal:
                 "iteration": formed.iteration,
                 "rolled_back": formed.rolled_back,
                 "state_hash": formed.state_hash,
+                "config": _trained(config) if plan.restore else None,
             }
         )
         return formed.iteration >= self.iteration
@@ -178,6 +183,7 @@ class Journal:
                         **_key(rank.key),
                         "blocks": rank.blocks,
                         "dropped": rank.dropped,
+                        "cut": rank.cut,
                         "env_steps": rank.env_steps,
                     }
                     for rank in message.ranks
@@ -191,6 +197,12 @@ class Journal:
             }
         )
         return outcome
+
+    def cut(self, message: Committed) -> list[int]:
+        """Env blocks that began new episodes for this iteration although the job was under way."""
+        if message.iteration - 1 == self._begins:
+            return []
+        return sorted(block for rank in message.ranks for block in rank.cut)
 
     def recovery(self, change: Change) -> bool:
         """Write where the time of a change went: seconds of its phases, and the moments themselves
@@ -233,6 +245,11 @@ def _line(raw: bytes) -> Line | None:
         return msgspec.json.decode(raw, type=Line)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
+
+
+def _trained(config: Config) -> dict[str, Any]:
+    """The sections that decide what is trained."""
+    return {name: getattr(config, name) for name in ("job", "env", "ppo", "sampler")}
 
 
 def _key(key: WorkerKey) -> dict[str, Any]:

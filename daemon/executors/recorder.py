@@ -227,6 +227,8 @@ class Recorder:
         self._metrics.set("iteration", message.iteration)
         self._metrics.set_train_figures(message.metrics)
         self._metrics.set("env_steps_per_second", self._rate.take(message))
+        if self._config.env.backup == "node" and (cut := self._journal.cut(message)):
+            _log.warning("env_rows_lost", iteration=message.iteration, blocks=cut)
 
     def _checkpointed(self, message: messages.CheckpointDone, now_unix_s: float) -> None:
         self.checkpoint = CheckpointFact(
@@ -310,7 +312,7 @@ class Recorder:
         plan, formed = change.plan, next(iter(change.formed.values()))
         again = self._journal.knows(generation)
         try:
-            kept = self._journal.generation(plan, formed)
+            kept = self._journal.generation(plan, formed, self._config)
         except OSError as error:
             kept = True
             _log.error("journal_write_failed", path=str(self._journal.path), error=str(error))

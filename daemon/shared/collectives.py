@@ -79,7 +79,7 @@ TABLE: Final = (
     ),
     Collective(
         *("mini_batch", "mini_batch", "sum", "float64", "24", lambda _: 24),
-        "ΣKL, samples, finite ranks",
+        "ΣKL, samples, ranks where something is not finite",
     ),
     Collective(
         *("gradients", "mini_batch", "mean", "parameters", "the parameters"),
@@ -87,9 +87,9 @@ TABLE: Final = (
         "DDP, bucket by bucket",
     ),
     Collective(
-        *("last", "iteration", "all-gather", "uint8", "56 + 8·R"),
+        *("last", "iteration", "all-gather", "uint8", "56 + 8·⌈B/64⌉ + 8·R"),
         lambda sizes: sizes.header_bytes + 8 * sizes.record_values,
-        "7 int64 of header, then the learner's float64 record",
+        "7 int64 of header, a bit for each of B env blocks, the learner's float64 record",
     ),
     Collective(
         *("barrier", "iteration", "sum", "int64", "8", lambda _: 8),
@@ -102,7 +102,12 @@ TABLE: Final = (
 )
 """In the order in which they happen."""
 
-NAMES: Final = tuple(entry.name for entry in TABLE)
+ORDERED: Final = ("block_count", "blocks", "block_gradients")
+"""Only with ``ppo.reduction = "ordered"``: all-gathers of how many env blocks each rank brings and which,
+once an iteration, and of the gradient of each block, which take the place of ``gradients``. There
+``advantage_moments``, ``mini_batch`` and the record of ``last`` are gathered per block too."""
+
+NAMES: Final = (*(entry.name for entry in TABLE), *ORDERED)
 
 
 Count = Annotated[int, msgspec.Meta(ge=0)]

@@ -89,6 +89,10 @@ class EnvSection:
     """Envs per env block: a multiple of 8 and of ``ppo.mini_batches``."""
     max_envs: int | None = None
     """Most envs one worker can hold. None: no bound."""
+    backup: Literal["none", "node"] = "none"
+    """What is left of the envs of a lost process: nothing, so that its share of the iteration is left
+    out and they begin new episodes; or, ``node``, their rows, in shared memory of the node, so that
+    others collect the same rollout again. Needs ``budget = "global"``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +221,9 @@ class CheckpointSection:
     """Also commit when this many seconds have passed since the last. None: no."""
     keep_last: int = 3
     """How many verified checkpoints to keep."""
+    env_rows: bool = False
+    """Write the rows of all envs too, so that a resume goes on with their episodes instead of new ones.
+    Needs ``env.backup = "node"``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,6 +142,7 @@ def load(
     config = _build(chosen)
     _check_devices(config)
     _check_algorithm(config)
+    _check_backup(config)
     envbudget.check(config)
     timeouts.derive(config, envbudget.world_size_range(config)[1])
     sources = {
@@ -189,6 +190,11 @@ def _check_algorithm(config: Config) -> None:
             f'"block", not {ppo.advantage_scope!r} and {ppo.permutation_scope!r}: those depend on the '
             "number of workers"
         )
+    if ppo.reduction == "ordered" and config.sampler.sonic_mean_every is not None:
+        raise ConfigError(
+            'ppo.reduction = "ordered" needs sampler.sonic_mean_every = none: a mean over ranks depends on '
+            "the number of workers"
+        )
     if config.ppo.autocast is not None and config.ppo.dtype != "float32":
         raise ConfigError(
             f"ppo.autocast = {config.ppo.autocast!r} goes with ppo.dtype = 'float32' only, not with "
@@ -198,6 +204,19 @@ def _check_algorithm(config: Config) -> None:
         raise ConfigError(
             f"sampler.sonic_mean_every = {config.sampler.sonic_mean_every} goes with sampler.kind = "
             f"'sonic' only, not with {config.sampler.kind!r}"
+        )
+
+
+def _check_backup(config: Config) -> None:
+    env = config.env
+    if env.backup == "node" and env.budget != "global":
+        raise ConfigError(
+            f'env.backup = "node" needs env.budget = "global", but it is {env.budget!r}: under it the '
+            "env blocks of a lost worker lapse, and nobody takes them over"
+        )
+    if config.checkpoint.env_rows and env.backup != "node":
+        raise ConfigError(
+            'checkpoint.env_rows = true needs env.backup = "node": env rows are read from that backup'
         )
 
 

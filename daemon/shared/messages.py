@@ -118,6 +118,9 @@ class RankRecord(msgspec.Struct, frozen=True):
     """Blocks whose rollout was used."""
     dropped: tuple[int, ...] = ()
     env_steps: Count = 0
+    cut: tuple[int, ...] = ()
+    """Blocks used whose envs began a new episode for this iteration, at the phase that is drawn for
+    it: new ones, and those whose rows were lost with a process or with a rollout that was dropped."""
 
 
 class Committed(_Message, frozen=True, kw_only=True):

@@ -80,6 +80,9 @@ class Plan(msgspec.Struct, frozen=True):
     """World size that spares make up for at once; a loss does not lower it."""
     resumes: bool = False
     """The job has progress: without live state and without a readable checkpoint nothing begins."""
+    lineage: int = 0
+    """Number of the newest generation that restored, this one included: env rows that were saved in
+    another lineage are not of this run any more."""
 
     @property
     def starts(self) -> Literal["now", "safe_point"]:

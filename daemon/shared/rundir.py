@@ -67,6 +67,11 @@ class RunDir:
         """The counters of a slot, which survive its worker."""
         return self.path / "slots" / f"{slot}.page"
 
+    @property
+    def slots(self) -> Path:
+        """Files of the slots, which survive their workers: counters, stacks, env rows."""
+        return self.path / "slots"
+
     def stacks(self, slot: int) -> Path:
         """Python stacks that the worker in a slot writes when it is asked to by SIGUSR1."""
         return self.path / "slots" / f"{slot}.stacks"

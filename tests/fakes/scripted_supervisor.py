@@ -165,8 +165,9 @@ class ScriptedSupervisor:
             if env.budget == "global"
             else envbudget.assign_per_rank(held, members, env.num_envs // env.block)
         )
+        generation = 1 + (self.formed if self.plan is None else self.plan.generation)
         plan = Plan(
-            generation=1 + (self.formed if self.plan is None else self.plan.generation),
+            generation=generation,
             kind=kind,
             cause="start",
             formed=self.formed,
@@ -179,6 +180,7 @@ class ScriptedSupervisor:
                 for rank, key in enumerate(members)
             ),
             survivors=tuple(survivors),
+            lineage=generation if restore or self.plan is None else self.plan.lineage,
         )
         self.plan = plan
         self.broadcast(messages.PlanPublished(plan=plan))

@@ -9,6 +9,7 @@ import pytest
 
 from rallypoint.daemon import cli
 from rallypoint.daemon.executors.journal import Journal
+from rallypoint.daemon.shared.config import Config
 from rallypoint.ops.wandbfeed import Feed
 from tests.fakes import supervise_wandb
 from tests.fakes.facts import A, committed, formed, plan
@@ -30,7 +31,7 @@ class Told:
 
 def test_each_iteration_is_fed_once_by_whoever_feeds(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
-    journal.generation(plan(1, A, restore=True), formed(A, 1))
+    journal.generation(plan(1, A, restore=True), formed(A, 1), Config())
     told = Told()
 
     def commit(*iterations: int, generation: int = 1) -> None:
@@ -49,7 +50,7 @@ def test_each_iteration_is_fed_once_by_whoever_feeds(tmp_path: Path) -> None:
     commit(4)
     second = feed()  # the first was killed
     second.follow()
-    journal.generation(plan(2, A, restore=True), formed(A, 2, 2))
+    journal.generation(plan(2, A, restore=True), formed(A, 2, 2), Config())
     commit(3, 4, 5, generation=2)
     second.follow()
     feed().follow()

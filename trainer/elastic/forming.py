@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.failpoints import Failpoints
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 from rallypoint.daemon.shared.timeouts import Timeouts
@@ -71,7 +72,7 @@ class Host(Protocol):
     def apply_held(self) -> None:
         """Commit the result of the last collective that every survivor holds."""
 
-    def restore(self, checkpoint: tuple[int, int]) -> None:
+    def restore(self, checkpoint: tuple[int, int], lineage: int) -> None:
         """Load this verified checkpoint, or the newest before it that verifies, into live state."""
 
     def report_mismatch(self, plan: Plan, hashes: list[int], *, minority: bool) -> None: ...
@@ -88,15 +89,16 @@ class Former:
         timeouts: Timeouts,
         failpoints: Failpoints,
         host: Host,
-        seed: int,
+        config: Config,
     ) -> None:
         self._key = key
+        self._recollect = config.env.backup == "node"
         self._state = state
         self._group = group
         self._timeouts = timeouts
         self._failpoints = failpoints
         self._host = host
-        self._offsets = random.Random(f"{seed}/{key}")  # noqa: S311 - places faults, no secret
+        self._offsets = random.Random(f"{config.job.seed}/{key}")  # noqa: S311 - places faults, no secret
 
     def form(self, plan: Plan) -> Formation:
         """Form exactly this generation.
@@ -128,7 +130,7 @@ class Former:
             rank=member.rank,
             decision=decision,
             source=plan.members[decision.source].key,
-            contributions=contributions(plan, members, decision),
+            contributions=contributions(plan, members, decision, recollect=self._recollect),
             state_hash=state_hash,
             received=received,
             seconds=clock.seconds,
@@ -215,9 +217,10 @@ class Former:
         if receives:
             self._host.drop_rollout()
         elif decision.mode == "restore":
+            self._host.drop_rollout()  # of a state that is given up
             checkpoint = members[rank].checkpoint
             if checkpoint is not None:
-                self._host.restore(checkpoint)
+                self._host.restore(checkpoint, plan.lineage)
         elif decision.mode == "fresh":
             state.adopt_live()
         elif state.prepared == decision.iteration and state.held is not None:

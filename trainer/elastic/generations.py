@@ -6,15 +6,18 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from rallypoint.daemon.shared import messages
+from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.failpoints import Failpoints
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 from rallypoint.daemon.shared.slotpage import SlotPage
 from rallypoint.daemon.shared.timeouts import Timeouts
+from rallypoint.trainer.elastic.envrows import SafePoint
 from rallypoint.trainer.elastic.forming import Formation, Former
 from rallypoint.trainer.elastic.group import ProcessGroup
 from rallypoint.trainer.elastic.hand import CollectedRollout, RolloutInHand
 from rallypoint.trainer.elastic.ledger import Ledger
 from rallypoint.trainer.elastic.link import Link
+from rallypoint.trainer.elastic.packet import mark_words
 from rallypoint.trainer.elastic.presence import Presence
 from rallypoint.trainer.elastic.protocol import Whereabouts
 from rallypoint.trainer.elastic.registry import hash_text
@@ -45,7 +48,7 @@ class Generations(Generic[R]):
         page: SlotPage,
         timeouts: Timeouts,
         failpoints: Failpoints,
-        seed: int,
+        config: Config,
         group: ProcessGroup,
         presence: Presence,
     ) -> None:
@@ -59,12 +62,14 @@ class Generations(Generic[R]):
         self.find_checkpoint: Callable[[], tuple[int, int] | None] | None = None
         """Looks for that checkpoint again; set by the worker."""
         self.stop_agreed = False
-        self.load_checkpoint: Callable[[tuple[int, int]], None] | None = None
-        """Loads the newest checkpoint not newer than this into live state; set by the worker."""
+        self.load_checkpoint: Callable[[tuple[int, int], int], None] | None = None
+        """Loads the newest checkpoint not newer than this into live state, as the beginning of this
+        lineage; set by the worker."""
         self.presence = presence
         self._page = page
+        self._mark_words = mark_words(config)
         self._failpoints = failpoints
-        self._former = Former(key, state, self.group, timeouts, failpoints, self, seed)
+        self._former = Former(key, state, self.group, timeouts, failpoints, self, config)
         self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="forming")
         self._future: concurrent.futures.Future[Formation] | None = None
         self._formation: Formation | None = None
@@ -126,14 +131,14 @@ class Generations(Generic[R]):
     def apply_held(self) -> None:
         self._commit("held", {})
 
-    def restore(self, checkpoint: tuple[int, int]) -> None:
+    def restore(self, checkpoint: tuple[int, int], lineage: int) -> None:
         if self.load_checkpoint is None:
             raise TrainerError(
                 f"asked to restore {checkpoint}, but this worker reads no checkpoints"
             )
         self.set_phase("restore")
         with self.presence.alive():
-            self.load_checkpoint(checkpoint)
+            self.load_checkpoint(checkpoint, lineage)
         self.state.adopt_live()
 
     def report_mismatch(self, plan: Plan, hashes: list[int], *, minority: bool) -> None:
@@ -311,6 +316,15 @@ class Generations(Generic[R]):
     def generation(self) -> int:
         """Number of the present generation; 0 in none."""
         return 0 if self._formation is None else self._formation.plan.generation
+
+    def safe_point(self, iteration: int) -> SafePoint:
+        """That after this iteration, in the lineage of the newest generation formed."""
+        plan = self._formed_plan
+        return self.in_lineage(0 if plan is None else plan.lineage, iteration)
+
+    def in_lineage(self, lineage: int, iteration: int) -> SafePoint:
+        """That after this iteration, in this lineage of the job."""
+        return SafePoint(f"{self.link.orders.job_uid}/{lineage}", iteration)
 
     @property
     def rank(self) -> int:

@@ -29,10 +29,12 @@ class RolloutInHand(Generic[R]):
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._blocks: tuple[int, ...] = ()
+        self._cut: tuple[int, ...] = ()
         self._rollout: R | None = None
         self._collecting = False
         self._drop = False
         self._partial_env_steps = 0
+        self._was_dropped = False
 
     @property
     def rollout(self) -> R | None:
@@ -45,14 +47,19 @@ class RolloutInHand(Generic[R]):
         return self._blocks
 
     @property
+    def cut(self) -> tuple[int, ...]:
+        """Those of them whose envs began a new episode for it, because their rows were not there."""
+        return self._cut
+
+    @property
     def collecting(self) -> bool:
         return self._collecting
 
-    def begin(self, blocks: tuple[int, ...]) -> None:
-        """The main thread starts to collect these blocks."""
+    def begin(self, blocks: tuple[int, ...], cut: tuple[int, ...] = ()) -> None:
+        """The main thread starts to collect these blocks, beside those that are in hand already."""
         with self._changed:
-            self._blocks, self._collecting, self._drop = blocks, True, False
-            self._partial_env_steps = 0
+            self._blocks, self._cut = (*self._blocks, *blocks), (*self._cut, *cut)
+            self._collecting, self._drop, self._partial_env_steps = True, False, 0
 
     def stepped(self, env_steps: int) -> None:
         """One env step of all rows is done. Raises `RolloutDropped` when it is of no use."""
@@ -61,17 +68,17 @@ class RolloutInHand(Generic[R]):
             raise RolloutDropped("this rank takes the state of another")
 
     def complete(self, rollout: R) -> None:
-        """Collected. Raises `RolloutDropped` when it is of no use."""
+        """Collected: ``rollout`` has all blocks. Raises `RolloutDropped` when it is of no use."""
         with self._changed:
             if self._drop:
                 raise RolloutDropped("this rank takes the state of another")
-            self._rollout, self._collecting = rollout, False
+            self._rollout, self._collecting, self._partial_env_steps = rollout, False, 0
             self._changed.notify_all()
 
     def abandon(self) -> None:
         """The main thread has stopped collecting."""
         with self._changed:
-            self._blocks, self._collecting = (), False
+            self._blocks, self._cut, self._collecting = (), (), False
             self._changed.notify_all()
 
     def drop(self) -> int:
@@ -81,10 +88,16 @@ class RolloutInHand(Generic[R]):
             if self._collecting:
                 self._drop = True
                 self._changed.wait_for(lambda: not self._collecting)
-            dropped = (
-                self._rollout.env_steps if self._rollout is not None else self._partial_env_steps
-            )
+            complete = 0 if self._rollout is None else self._rollout.env_steps
+            dropped = complete + self._partial_env_steps
+            self._was_dropped = self._was_dropped or self._rollout is not None
             self._forget()
+            return dropped
+
+    def take_dropped(self) -> bool:
+        """Whether a complete rollout was dropped since this was last asked: its envs are past it."""
+        with self._changed:
+            dropped, self._was_dropped = self._was_dropped, False
             return dropped
 
     def use(self) -> None:
@@ -93,5 +106,5 @@ class RolloutInHand(Generic[R]):
             self._forget()
 
     def _forget(self) -> None:
-        self._rollout, self._blocks, self._partial_env_steps = None, (), 0
+        self._rollout, self._blocks, self._cut, self._partial_env_steps = None, (), (), 0
         self._drop = False

@@ -1,18 +1,29 @@
 """The fixed-size record that each rank puts into the last collective of an iteration."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
+from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.messages import RankRecord
 from rallypoint.daemon.shared.plan import Plan
 from rallypoint.trainer.elastic.state import CommitRecord
 from rallypoint.trainer.errors import TrainerError
 
 _HEADER_FIELDS = 7
-HEADER_BYTES = 8 * _HEADER_FIELDS
+
+
+def mark_words(config: Config) -> int:
+    """Words of 64 bits that hold a bit for each env block that one rank can bring."""
+    return -(-config.env.num_envs // config.env.block // 64)
+
+
+def header_bytes(config: Config) -> int:
+    """What precedes the body in the last collective."""
+    return 8 * (_HEADER_FIELDS + mark_words(config))
 
 
 class Packet(msgspec.Struct, frozen=True):
@@ -28,6 +39,21 @@ class Packet(msgspec.Struct, frozen=True):
     """Hash of the replicated state after the last optimiser step, before statistics are merged."""
     env_steps: int
     """Env steps of this rank that the iteration used."""
+    cut: tuple[int, ...]
+    """Which of its blocks began new episodes for it, as `mark` packs them."""
+
+
+def mark(some: Collection[int], blocks: Sequence[int], words: int) -> tuple[int, ...]:
+    """A bit for each of these blocks that is among ``some``, in ``words`` words."""
+    bits = np.zeros(64 * words, dtype=np.uint8)
+    bits[: len(blocks)] = [block in some for block in blocks]
+    return tuple(np.packbits(bits).view(np.int64).tolist())
+
+
+def marked(marks: Sequence[int], blocks: Sequence[int]) -> tuple[int, ...]:
+    """Those of the blocks that `mark` marked."""
+    bits = np.unpackbits(np.array(marks, dtype=np.int64).view(np.uint8))
+    return tuple(block for block, bit in zip(blocks, bits.tolist(), strict=False) if bit)
 
 
 def pack(packet: Packet, body: Tensor) -> Tensor:
@@ -41,15 +67,16 @@ def pack(packet: Packet, body: Tensor) -> Tensor:
             int(packet.finite),
             packet.state_hash,
             packet.env_steps,
+            *packet.cut,
         ],
         dtype=torch.int64,
     )
     return torch.cat([header.view(torch.uint8), body.cpu().contiguous().view(torch.uint8)])
 
 
-def unpack(rows: Sequence[Tensor]) -> tuple[list[Packet], list[Tensor]]:
-    """Headers and bodies, in rank order."""
-    size = HEADER_BYTES
+def unpack(rows: Sequence[Tensor], words: int) -> tuple[list[Packet], list[Tensor]]:
+    """Headers, with this many words of marks, and bodies, in rank order."""
+    size = 8 * (_HEADER_FIELDS + words)
     packets, bodies = [], []
     for row in rows:
         values = [int(x) for x in row[:size].clone().view(torch.int64)]
@@ -62,6 +89,7 @@ def unpack(rows: Sequence[Tensor]) -> tuple[list[Packet], list[Tensor]]:
                 finite=bool(values[4]),
                 state_hash=values[5],
                 env_steps=values[6],
+                cut=tuple(values[7:]),
             )
         )
         bodies.append(row[size:].clone().view(torch.float64))
@@ -101,6 +129,7 @@ def build_record(
             blocks=used[r],
             dropped=tuple(b for b in member.blocks if b not in used[r]),
             env_steps=packets[r].env_steps,
+            cut=marked(packets[r].cut, used[r]),
         )
         for r, member in enumerate(plan.members)
     )

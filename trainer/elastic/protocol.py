@@ -105,14 +105,15 @@ def _decide_restore(plan: Plan, members: Sequence[Whereabouts]) -> Decision:
 
 
 def contributions(
-    plan: Plan, members: Sequence[Whereabouts], decision: Decision
+    plan: Plan, members: Sequence[Whereabouts], decision: Decision, *, recollect: bool = False
 ) -> tuple[tuple[int, ...], ...]:
     """Env blocks that each rank puts into the first iteration of a generation, in rank order.
 
     A rollout of that iteration that a survivor has in hand is used as it is. Ranks that still have
     to collect take their planned blocks, less those that somebody else has in hand: no env enters an
     iteration twice. (What a rank held of an iteration that is now committed, or of a state that is
-    given up, counts no more.)
+    given up, counts no more.) With ``recollect`` a survivor also collects the planned blocks that
+    nobody has in hand: those of the lost.
     """
     in_hand = [
         m.in_hand
@@ -123,9 +124,10 @@ def contributions(
         for r, m in enumerate(members)
     ]
     held = {block for blocks in in_hand for block in blocks}
+    free = [tuple(b for b in planned.blocks if b not in held) for planned in plan.members]
     return tuple(
-        mine or tuple(b for b in planned.blocks if b not in held)
-        for mine, planned in zip(in_hand, plan.members, strict=True)
+        (*mine, *new) if recollect or not mine else mine
+        for mine, new in zip(in_hand, free, strict=True)
     )
 
 

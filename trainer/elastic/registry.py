@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rallypoint.trainer.errors import StateMismatch
@@ -39,19 +41,45 @@ class Entry:
     """Live tensors by name; names, shapes and dtypes never change during the life of the worker."""
 
 
+@dataclass(frozen=True)
+class RowsEntry:
+    """Per-env state of one owner (`Scope.ENV_ROWS`). The rows change with the envs that are owned, so
+    they are copied out and in."""
+
+    name: str
+    read: Callable[[], Mapping[str, Tensor]]
+    """Copies, ``[N, ...]`` each, in the order of the owned env ids (ascending)."""
+    write: Callable[[NDArray[np.int64], Mapping[str, Tensor]], None]
+    """Put such rows into these envs, which are owned."""
+
+
 class StateRegistry:
     """All entries of one worker."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
+        self._rows: dict[str, RowsEntry] = {}
 
     def register(
         self, name: str, scope: Scope, tensors: Callable[[], Mapping[str, Tensor]]
     ) -> None:
         """Add an entry. Raises ValueError when the name is taken."""
-        if name in self._entries:
-            raise ValueError(f"the state registry already has an entry named {name!r}")
+        self._check_new(name)
         self._entries[name] = Entry(name, scope, tensors)
+
+    def register_rows(
+        self,
+        name: str,
+        read: Callable[[], Mapping[str, Tensor]],
+        write: Callable[[NDArray[np.int64], Mapping[str, Tensor]], None],
+    ) -> None:
+        """Add an entry of `Scope.ENV_ROWS`. Raises ValueError when the name is taken."""
+        self._check_new(name)
+        self._rows[name] = RowsEntry(name, read, write)
+
+    def _check_new(self, name: str) -> None:
+        if name in self._entries or name in self._rows:
+            raise ValueError(f"the state registry already has an entry named {name!r}")
 
     def entries(self) -> tuple[Entry, ...]:
         return tuple(self._entries[name] for name in sorted(self._entries))
@@ -60,6 +88,20 @@ class StateRegistry:
         """Live tensors that are the same on every rank (replicated and global), as
         ``entry/tensor``, in an order that does not depend on registration."""
         return dict(self._walk(Scope.REPLICATED, Scope.GLOBAL))
+
+    def read_rows(self) -> dict[str, Tensor]:
+        """Copies of the rows of all owned envs, as ``entry/tensor``."""
+        return {
+            f"{entry.name}/{name}": tensor
+            for entry in self._rows.values()
+            for name, tensor in entry.read().items()
+        }
+
+    def write_rows(self, env_ids: NDArray[np.int64], rows: Mapping[str, Tensor]) -> None:
+        """Put what `read_rows` gave into these envs, which are owned, in the order of the rows."""
+        for entry in self._rows.values():
+            mine = {k: v for k, v in rows.items() if k.startswith(f"{entry.name}/")}
+            entry.write(env_ids, {k.removeprefix(f"{entry.name}/"): v for k, v in mine.items()})
 
     def scope_of(self, full_name: str) -> Scope:
         """Scope of a tensor named as in `shared`."""

@@ -18,6 +18,7 @@ from rallypoint.trainer.elastic.packet import (
     Packet,
     build_record,
     check_same_iteration,
+    mark,
     pack,
     plan_blocks,
     unpack,
@@ -32,11 +33,14 @@ class ElasticSession(Generations[R]):
     # --- one iteration ------------------------------------------------------------------------------
 
     def blocks(self) -> tuple[int, ...]:
-        """Env blocks that this rank collects for the iteration in progress."""
+        """Env blocks that this rank has still to collect for the iteration in progress."""
+        used, in_hand = self._used(), self.hand.blocks
+        return tuple(b for b in used[self._require_formation().rank] if b not in in_hand)
+
+    def _used(self) -> tuple[tuple[int, ...], ...]:
+        """Env blocks by rank whose rollouts enter the iteration in progress."""
         formation = self._require_formation()
-        if self._first_iteration:
-            return formation.contributions[formation.rank]
-        return formation.plan.members[formation.rank].blocks
+        return formation.contributions if self._first_iteration else plan_blocks(formation.plan)
 
     def on_env_step(self, env_steps: int, *, halfway: bool) -> None:
         """Called after each env step of a rollout. Raises `RolloutDropped`, `Left`."""
@@ -79,27 +83,26 @@ class ElasticSession(Generations[R]):
             self.hit("formed_before_mark")
             self.await_formed_mark()
             self.hit("formed_after_mark")
-        orders = self.link.orders
+        plan, used, orders = formation.plan, self._used(), self.link.orders
         packet = Packet(
-            generation=formation.plan.generation,
+            generation=plan.generation,
             iteration=self.state.committed + 1,
             newest_plan=self.newest_generation(),
             stop=orders.stop_reason is not None,
             finite=finite,
             state_hash=self.state.live_hash(),
             env_steps=env_steps,
+            cut=mark(self.hand.cut, used[formation.rank], self._mark_words),
         )
         self.set_phase("last_collective")
         self.hit("last_collective")
         rows = self.all_gather("last", pack(packet, body))
-        packets, bodies = unpack(rows)
+        packets, bodies = unpack(rows, self._mark_words)
         check_same_iteration(packets)
         hashes = [p.state_hash for p in packets]
         if len(set(hashes)) > 1:
-            self.report_mismatch(formation.plan, hashes, minority=False)
+            self.report_mismatch(plan, hashes, minority=False)
             raise StateMismatch(f"iteration {packet.iteration}: state hashes differ between ranks")
-        plan = formation.plan
-        used = formation.contributions if self._first_iteration else plan_blocks(plan)
         record = build_record(plan, packets, used, int(self.state.env_steps), merge(bodies))
         self.state.prepare(record)
         now_s = time.monotonic()
@@ -110,7 +113,7 @@ class ElasticSession(Generations[R]):
         self.hit("committed")
         self.set_phase("commit")
         self._commit("barrier", self.ledger.take())
-        if record.newest_plan > formation.plan.generation:
+        if record.newest_plan > plan.generation:
             self.hit("leave_generation")
             self._formation = None
         return record

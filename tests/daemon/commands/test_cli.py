@@ -14,7 +14,7 @@ from rallypoint import __version__
 from rallypoint.daemon import cli
 from rallypoint.daemon.commands import progress
 from rallypoint.daemon.executors.dirlock import DirectoryLock
-from rallypoint.daemon.shared.collectives import NAMES
+from rallypoint.daemon.shared.collectives import TABLE
 from rallypoint.daemon.shared.rundir import RunDir
 
 Captured = pytest.CaptureFixture[str]
@@ -78,7 +78,7 @@ def test_config_prints_the_collectives_with_their_bytes(capsys: Captured) -> Non
     assert cli.main(["config", "--collectives", *job]) == 0
     text = capsys.readouterr().out
     lines = {line.split()[0]: line for line in text.splitlines()}
-    assert all(name in lines for name in NAMES)
+    assert all(entry.name in lines for entry in TABLE)
     assert re.search(r"all-gather +int64 +24 +72 ", lines["who_is_where"])
     assert re.search(r"mean +float64 +([\d,]+) +\1 ", lines["gradients"])
     assert "3 workers, 20 mini-batches" in text

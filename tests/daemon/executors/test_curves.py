@@ -9,6 +9,7 @@ import pytest
 from rallypoint.daemon.executors import eventfile, lineage
 from rallypoint.daemon.executors.curves import Curves
 from rallypoint.daemon.executors.journal import Journal
+from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.plan import WorkerKey
 from tests.fakes.facts import A, committed, formed, plan
 from tests.fakes.tfevents import points, steps
@@ -29,7 +30,8 @@ class Run:
         return Curves(self.directory, self.journal.path, job="job", node=node)
 
     def restore(self, generation: int, iteration: int = 0) -> None:
-        self.journal.generation(plan(generation, A, restore=True), formed(A, generation, iteration))
+        opened = formed(A, generation, iteration)
+        self.journal.generation(plan(generation, A, restore=True), opened, Config())
 
     def commit(self, *iterations: int, generation: int = 1, rank_0: WorkerKey = A) -> None:
         for iteration in iterations:

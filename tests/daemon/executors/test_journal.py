@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from rallypoint.daemon.executors.journal import Journal
+from rallypoint.daemon.shared.config import Config
 from tests.fakes.facts import A, B, committed, formed, plan
 
+CONFIG = Config()
 BOTH = {A: 60, B: 40}
 
 
@@ -16,7 +18,7 @@ def lines(journal: Journal) -> list[dict[str, Any]]:
 
 def test_the_first_report_is_written_and_the_others_must_agree(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
-    assert journal.generation(plan(1, A, B, restore=True), formed(A, 1))
+    assert journal.generation(plan(1, A, B, restore=True), formed(A, 1), CONFIG)
     assert journal.commit(committed(A, 1, BOTH)) == "new"
     assert journal.commit(committed(B, 1, BOTH)) == "duplicate"
     assert journal.commit(committed(B, 2, BOTH)) == "new"
@@ -39,14 +41,17 @@ def test_the_first_report_is_written_and_the_others_must_agree(tmp_path: Path) -
         "env_steps_total": 100,
     }
     assert first["metrics"] == {"reward_mean": 0.1}
+    assert written[0]["config"].keys() == {"job", "env", "ppo", "sampler"}, (
+        "enough to train it again"
+    )
 
 
 def test_a_restore_winds_back_and_older_lineages_are_stale(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
-    journal.generation(plan(1, A, restore=True), formed(A, 1))
+    journal.generation(plan(1, A, restore=True), formed(A, 1), CONFIG)
     for iteration in (1, 2, 3):
         journal.commit(committed(A, iteration, {A: 60}))
-    assert journal.generation(plan(2, B, restore=True), formed(B, 2, 1))
+    assert journal.generation(plan(2, B, restore=True), formed(B, 2, 1), CONFIG)
     assert journal.iteration == 1
     again = committed(B, 2, {B: 60}, generation=2, state_hash="another lineage")
     assert journal.commit(again) == "new"
@@ -57,10 +62,10 @@ def test_a_restore_winds_back_and_older_lineages_are_stale(tmp_path: Path) -> No
 
 def test_a_generation_that_loses_a_committed_iteration_is_noticed(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
-    journal.generation(plan(1, A, B, restore=True), formed(A, 1))
+    journal.generation(plan(1, A, B, restore=True), formed(A, 1), CONFIG)
     journal.commit(committed(A, 1, BOTH))
-    assert not journal.generation(plan(2, B), formed(B, 2, 0))
-    assert journal.generation(plan(3, B), formed(B, 3, 1))
+    assert not journal.generation(plan(2, B), formed(B, 2, 0), CONFIG)
+    assert journal.generation(plan(3, B), formed(B, 3, 1), CONFIG)
     journal.close()
 
 
@@ -78,7 +83,7 @@ def test_a_line_that_a_killed_supervisor_did_not_end_spoils_no_other(tmp_path: P
 def test_the_next_supervisor_goes_on_where_a_killed_one_stopped(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     first = Journal(path)
-    first.generation(plan(1, A, B, restore=True), formed(A, 1))
+    first.generation(plan(1, A, B, restore=True), formed(A, 1), CONFIG)
     first.commit(committed(A, 1, BOTH))
     counted_bytes = first.size_bytes
     first.commit(committed(A, 2, BOTH))
@@ -87,7 +92,7 @@ def test_the_next_supervisor_goes_on_where_a_killed_one_stopped(tmp_path: Path) 
     assert [(x.event, x.iteration) for x in later] == [("iteration", 2)]
     assert [share.record().key for share in later[0].ranks] == [A, B]
     assert (second.iteration, second.knows(1), second.knows(2)) == (2, True, False)
-    assert second.generation(plan(1, A, B, restore=True), formed(A, 1)), "not written again"
+    assert second.generation(plan(1, A, B, restore=True), formed(A, 1), CONFIG), "not written again"
     assert second.commit(committed(B, 2, BOTH)) == "duplicate"
     assert second.commit(committed(B, 1, BOTH, state_hash="other")) == "conflict"
     assert second.commit(committed(B, 3, BOTH)) == "new"
@@ -100,10 +105,10 @@ def test_the_next_supervisor_goes_on_where_a_killed_one_stopped(tmp_path: Path) 
 def test_a_lineage_that_was_superseded_stays_so(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     first = Journal(path)
-    first.generation(plan(1, A, restore=True), formed(A, 1))
+    first.generation(plan(1, A, restore=True), formed(A, 1), CONFIG)
     for iteration in (1, 2, 3):
         first.commit(committed(A, iteration, {A: 60}))
-    first.generation(plan(2, B, restore=True), formed(B, 2, 1))
+    first.generation(plan(2, B, restore=True), formed(B, 2, 1), CONFIG)
     first.close()
     second = Journal(path)
     assert second.resume(2, second.size_bytes) == []

@@ -211,3 +211,12 @@ def test_ordered_sums_are_for_the_cpu() -> None:
     with pytest.raises(ConfigError, match="exact on the CPU only"):
         load(command_line=given)
     assert load(command_line=given[:1]).config.ppo.reduction == "ordered"
+
+
+def test_a_backup_of_envs_needs_somebody_who_takes_them_over() -> None:
+    with pytest.raises(ConfigError, match=r'needs env.budget = "global"'):
+        load(command_line=assigned("env.backup=node"))
+    with pytest.raises(ConfigError, match=r'needs env.backup = "node"'):
+        load(command_line=assigned("checkpoint.env_rows=true"))
+    exact = assigned("env.backup=node", "env.budget=global", "checkpoint.env_rows=true")
+    assert load(command_line=exact).config.checkpoint.env_rows

@@ -12,6 +12,8 @@ from rallypoint.trainer.elastic.packet import (
     Packet,
     build_record,
     check_same_iteration,
+    mark,
+    marked,
     pack,
     plan_blocks,
     unpack,
@@ -149,16 +151,17 @@ PACKET = Packet(
     finite=True,
     state_hash=-5,
     env_steps=48,
+    cut=(0, 0),
 )
 
 
-def packet(**changes: int | bool) -> Packet:
+def packet(**changes: int | bool | tuple[int, ...]) -> Packet:
     return msgspec.structs.replace(PACKET, **changes)
 
 
 def test_packets_round_trip_with_their_bodies() -> None:
     body = torch.tensor([1.5, -2.0], dtype=torch.float64)
-    packets, bodies = unpack([pack(packet(stop=True), body), pack(packet(), 2 * body)])
+    packets, bodies = unpack([pack(packet(stop=True), body), pack(packet(), 2 * body)], 2)
     assert packets == [packet(stop=True), packet()]
     assert bodies[1].tolist() == [3.0, -4.0]
 
@@ -173,12 +176,21 @@ def test_a_rank_elsewhere_or_not_finite_is_an_error_that_names_it() -> None:
 def test_the_record_counts_used_steps_and_names_dropped_blocks() -> None:
     members = tuple(PlannedWorker(WorkerKey("n", r, 1), r, "h", 1, (r, r + 2)) for r in range(2))
     plan = Plan(4, "forced", "start", 3, False, False, False, 32, members, ())
-    packets = [packet(newest_plan=6), packet(newest_plan=5, stop=True, env_steps=24)]
+    packets = [
+        packet(newest_plan=6, cut=mark({2}, (0, 2), 1)),
+        packet(newest_plan=5, stop=True, env_steps=24),
+    ]
     used = ((0, 2), (1,))
     made = build_record(plan, packets, used, 1000, {"reward_mean": 1.0})
     assert plan_blocks(plan) == ((0, 2), (1, 3))
     assert (made.env_steps_total, made.stop, made.newest_plan) == (1072, True, 5)
-    assert [(r.blocks, r.dropped, r.env_steps) for r in made.ranks] == [
-        ((0, 2), (), 48),
-        ((1,), (3,), 24),
+    assert [(r.blocks, r.dropped, r.env_steps, r.cut) for r in made.ranks] == [
+        ((0, 2), (), 48, (2,)),
+        ((1,), (3,), 24, ()),
     ]
+
+
+def test_a_bit_for_every_block() -> None:
+    blocks = tuple(range(100, 300, 2))
+    some = {100, 126, 226, 228, 298}
+    assert marked(mark(some, blocks, 2), blocks) == tuple(sorted(some))

@@ -1,0 +1,124 @@
+"""Which envs this worker has, at which safe point their rows stand, and what moves with an env.
+
+Rows are everything that is kept per env: the simulator's state, the running sums of its episode. Rows
+go on from one iteration to the next only if they stand exactly at the safe point between them. Others
+(of a rollout that was dropped, or of envs that are new here) are taken from the node's backup, where
+there is one (``env.backup``), else the envs begin new episodes: they are *cut*.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rallypoint.trainer.elastic.registry import StateRegistry
+from rallypoint.trainer.elastic.rowsfile import Rows, RowsFiles
+from rallypoint.trainer.envs.base import VecEnv
+from rallypoint.trainer.errors import EnvError
+
+EnvIds = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SafePoint:
+    """After this iteration of this lineage; it begins the next one."""
+
+    lineage: str
+    iteration: int
+
+
+class EnvRows:
+    """The envs of one worker. The main thread uses it."""
+
+    def __init__(
+        self,
+        env: VecEnv,
+        registry: StateRegistry,
+        on_assign: Callable[[EnvIds], None],
+        block: int,
+        backup: RowsFiles | None,
+    ) -> None:
+        """``on_assign(ids)`` is told, after the env, of every change. Raises `EnvError` when there is
+        a backup and the env cannot carry state."""
+        if backup is not None and not env.spec.capabilities.carry_state:
+            raise EnvError(
+                f'env.backup = "node" needs an env whose rows can be read out and put back, which task '
+                f'{env.spec.task!r} of this backend cannot; take env.backup = "none"'
+            )
+        self._env = env
+        self._registry = registry
+        self._on_assign = on_assign
+        self._block = block
+        self._backup = backup
+        self._stands_at: SafePoint | None = None
+
+    def hold(self, blocks: tuple[int, ...], at: SafePoint) -> tuple[int, ...]:
+        """Own exactly these env blocks, with their rows of this safe point. The blocks that were cut."""
+        if self._stands_at != at:
+            self._assign((), at)
+        new = tuple(b for b in blocks if b * self._block not in self._env.env_ids)
+        self._assign(blocks, at)
+        self._stands_at = None  # a rollout begins
+        if self._backup is None or not new:
+            return new
+        ids, rows = self._backup.find(at.lineage, at.iteration, env_ids(new, self._block))
+        if ids.size:
+            self._registry.write_rows(ids, rows)
+        return tuple(b for b in new if b * self._block not in ids)
+
+    def stand(self, at: SafePoint) -> None:
+        """The rollout is complete, with all envs that are owned: their rows are those of this safe
+        point, should its iteration be committed. They go to the backup before it can be."""
+        self._stands_at = at
+        if self._backup is not None:
+            rows = self._registry.read_rows()
+            self._backup.save(at.lineage, at.iteration, self._env.env_ids, rows)
+
+    def forget(self) -> None:
+        """The rollout that brought the rows where they are was dropped."""
+        self._stands_at = None
+
+    def set_aside(self) -> tuple[EnvIds, Rows]:
+        """Take all rows out, so that others can be held meanwhile."""
+        kept = self._env.env_ids, self._registry.read_rows()
+        self._stands_at = None
+        return kept
+
+    def bring_back(self, kept: tuple[EnvIds, Rows], at: SafePoint) -> None:
+        """Own those that were set aside again, beside the present ones."""
+        ids, rows = kept
+        present, present_rows = self._env.env_ids, self._registry.read_rows()
+        both = np.sort(np.concatenate([ids, present]))
+        self._env.assign(both, iteration=at.iteration)
+        self._on_assign(both)
+        self._registry.write_rows(ids, rows)
+        self._registry.write_rows(present, present_rows)
+
+    def owns(self, blocks: tuple[int, ...], at: SafePoint) -> bool:
+        """Whether `hold` has nothing to do."""
+        ids = env_ids(blocks, self._block)
+        return self._stands_at == at and np.array_equal(ids, self._env.env_ids)
+
+    def _assign(self, blocks: tuple[int, ...], at: SafePoint) -> None:
+        ids = env_ids(blocks, self._block)
+        if not np.array_equal(ids, self._env.env_ids):
+            self._env.assign(ids, iteration=at.iteration + 1)
+            self._on_assign(ids)
+
+
+def env_ids(blocks: tuple[int, ...], size: int) -> EnvIds:
+    """Global env ids of these blocks, ascending."""
+    starts = np.array(sorted(blocks), dtype=np.int64) * size
+    return (starts[:, None] + np.arange(size)).reshape(-1)
+
+
+def rows_of_env(env: VecEnv) -> Rows:
+    """All per-env state of an env, as tensors."""
+    return {name: torch.from_numpy(values) for name, values in env.rows().items()}
+
+
+def load_rows_of_env(env: VecEnv, ids: EnvIds, rows: Rows) -> None:
+    """Put what `rows_of_env` gave into these envs."""
+    env.load_rows(ids, {name: tensor.numpy() for name, tensor in rows.items()})
