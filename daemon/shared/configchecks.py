@@ -1,0 +1,66 @@
+"""Keys of the configuration that must go together; each message says which, and a remedy."""
+
+from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.errors import ConfigError
+
+
+def check(config: Config) -> None:
+    """Raises `ConfigError` for keys that contradict each other."""
+    _check_devices(config)
+    _check_algorithm(config)
+    _check_backup(config)
+
+
+def _check_devices(config: Config) -> None:
+    devices, workers = config.node.devices, config.node.workers
+    if devices is not None and (len(devices) != workers or len(set(devices)) != workers):
+        raise ConfigError(
+            f"node.devices = {list(devices)} must name a GPU of its own for each of node.workers = "
+            f"{workers} slots"
+        )
+    if devices is not None and config.ppo.reduction == "ordered":
+        raise ConfigError(
+            f'ppo.reduction = "ordered" is exact on the CPU only, but node.devices = {list(devices)}; '
+            'take ppo.reduction = "ddp", or leave node.devices out'
+        )
+
+
+def _check_algorithm(config: Config) -> None:
+    ppo = config.ppo
+    if ppo.reduction == "ordered" and (ppo.advantage_scope, ppo.permutation_scope) != (
+        "global",
+        "block",
+    ):
+        raise ConfigError(
+            'ppo.reduction = "ordered" needs ppo.advantage_scope = "global" and ppo.permutation_scope = '
+            f'"block", not {ppo.advantage_scope!r} and {ppo.permutation_scope!r}: those depend on the '
+            "number of workers"
+        )
+    if ppo.reduction == "ordered" and config.sampler.sonic_mean_every is not None:
+        raise ConfigError(
+            'ppo.reduction = "ordered" needs sampler.sonic_mean_every = none: a mean over ranks depends on '
+            "the number of workers"
+        )
+    if config.ppo.autocast is not None and config.ppo.dtype != "float32":
+        raise ConfigError(
+            f"ppo.autocast = {config.ppo.autocast!r} goes with ppo.dtype = 'float32' only, not with "
+            f"{config.ppo.dtype!r}: torch does not cast it"
+        )
+    if config.sampler.sonic_mean_every is not None and config.sampler.kind != "sonic":
+        raise ConfigError(
+            f"sampler.sonic_mean_every = {config.sampler.sonic_mean_every} goes with sampler.kind = "
+            f"'sonic' only, not with {config.sampler.kind!r}"
+        )
+
+
+def _check_backup(config: Config) -> None:
+    env = config.env
+    if env.backup == "node" and env.budget != "global":
+        raise ConfigError(
+            f'env.backup = "node" needs env.budget = "global", but it is {env.budget!r}: under it the '
+            "env blocks of a lost worker lapse, and nobody takes them over"
+        )
+    if config.checkpoint.env_rows and env.backup != "node":
+        raise ConfigError(
+            'checkpoint.env_rows = true needs env.backup = "node": env rows are read from that backup'
+        )
