@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from rallypoint.daemon.shared.config import PpoSection
+from rallypoint.trainer.activations import Elu
 
 ACTIVATIONS: Final[Mapping[str, type[nn.Module]]] = {
-    "elu": nn.ELU,
+    "elu": Elu,
     "silu": nn.SiLU,
     "relu": nn.ReLU,
     "tanh": nn.Tanh,

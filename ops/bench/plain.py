@@ -48,7 +48,7 @@ class PlainCollectives:
         return value
 
     def replicated(self, module: nn.Module) -> nn.Module:
-        return DistributedDataParallel(module)
+        return DistributedDataParallel(module, gradient_as_bucket_view=True)
 
     def hit(self, failpoint: str) -> None:
         return None

@@ -283,6 +283,7 @@ class ProcessGroup:
                 device_ids=[self._device] if self._on_gpu else None,
                 broadcast_buffers=False,
                 init_sync=False,
+                gradient_as_bucket_view=True,
             )
         if not self._on_gpu:
             wrapped.register_comm_hook(None, self._reduce_gradients)
