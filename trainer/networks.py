@@ -75,8 +75,12 @@ class ActorCritic(nn.Module):
         return self._run(self.critic, critic_obs).squeeze(-1)
 
     def _run(self, network: nn.Sequential, obs: Tensor) -> Tensor:
-        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self._autocast):
-            out: Tensor = network(obs)
+        out: Tensor
+        if not self._autocast:
+            out = network(obs)
+            return out
+        with torch.autocast(obs.device.type, torch.bfloat16):
+            out = network(obs)
         return out.to(obs.dtype)
 
     def clamp_std(self) -> None:

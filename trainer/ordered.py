@@ -40,8 +40,9 @@ class Reduction(Protocol):
         """A vector per shard of this rank to those of all ranks, in the order of reduction."""
         ...
 
-    def sum(self, name: str, vectors: Sequence[Tensor]) -> Tensor:
-        """Sum over the shards of all ranks of a float64 vector per shard."""
+    def begin_sum(self, name: str, vectors: Sequence[Tensor]) -> Callable[[], Tensor]:
+        """Begin to sum a float64 vector per shard over the shards of all ranks; the call waits for
+        the sum."""
         ...
 
     def accumulate(self, losses: Callable[[], Sequence[Tensor]]) -> None:
@@ -49,9 +50,9 @@ class Reduction(Protocol):
         forward pass is in the call."""
         ...
 
-    def backward(self, losses: Sequence[Tensor], scale: float) -> None:
-        """Set the gradients, which must be clear but for those kept, to those of ``scale`` times the
-        sum of the losses (one per shard), kept ones included, over the shards of all ranks."""
+    def backward(self, losses: Sequence[Tensor]) -> None:
+        """Set the gradients, which must be clear but for those kept, to those of the sum of the losses
+        (one per shard), kept ones included, over the shards of all ranks."""
         ...
 
     def pack(self, vectors: Sequence[Tensor]) -> Tensor:
@@ -77,22 +78,18 @@ class RankReduction:
         (vector,) = vectors
         return self._collectives.all_gather(name, vector)
 
-    def sum(self, name: str, vectors: Sequence[Tensor]) -> Tensor:
+    def begin_sum(self, name: str, vectors: Sequence[Tensor]) -> Callable[[], Tensor]:
         (vector,) = vectors
-        return self._collectives.all_reduce_sum(name, vector)
+        return self._collectives.begin_sum(name, vector)
 
     def accumulate(self, losses: Callable[[], Sequence[Tensor]]) -> None:
         with self._unreduced():
             (loss,) = losses()
-            torch.autograd.backward(loss)
+            torch.autograd.backward(loss * self._collectives.world_size)
 
-    def backward(self, losses: Sequence[Tensor], scale: float) -> None:
+    def backward(self, losses: Sequence[Tensor]) -> None:
         (loss,) = losses
-        mean_scale = scale * self._collectives.world_size  # DDP averages over ranks
-        for parameter in self.module.parameters():
-            if parameter.grad is not None:  # kept
-                parameter.grad.mul_(mean_scale)
-        torch.autograd.backward(loss * mean_scale)
+        torch.autograd.backward(loss * self._collectives.world_size)  # DDP averages over ranks
 
     def _unreduced(self) -> AbstractContextManager[None]:
         if isinstance(self.module, DistributedDataParallel):
@@ -132,17 +129,18 @@ class BlockReduction:
     def gather(self, name: str, vectors: Sequence[Tensor]) -> list[Tensor]:
         return self.unpack(self._collectives.all_gather(name, self.pack(vectors)))
 
-    def sum(self, name: str, vectors: Sequence[Tensor]) -> Tensor:
-        return _sum(self.gather(name, vectors), like=vectors[0])
+    def begin_sum(self, name: str, vectors: Sequence[Tensor]) -> Callable[[], Tensor]:
+        total = _sum(self.gather(name, vectors), like=vectors[0])
+        return lambda: total
 
     def accumulate(self, losses: Callable[[], Sequence[Tensor]]) -> None:
         self._kept.append([self._gradient(loss) for loss in losses()])
 
-    def backward(self, losses: Sequence[Tensor], scale: float) -> None:
+    def backward(self, losses: Sequence[Tensor]) -> None:
         parameters = list(self.module.parameters())
         parts = [*self._kept, [self._gradient(loss) for loss in losses]]
         self._kept = []
-        rows = [_sum(shard, like=shard[0]) * scale for shard in zip(*parts, strict=True)]
+        rows = [_sum(shard, like=shard[0]) for shard in zip(*parts, strict=True)]
         total = _sum(self.gather("block_gradients", rows), like=rows[0])
         split = torch.split(total, [p.numel() for p in parameters])
         for parameter, part in zip(parameters, split, strict=True):

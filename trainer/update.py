@@ -32,6 +32,8 @@ from rallypoint.trainer.rollout import Rollout
 from rallypoint.trainer.statistics import Moments, standardise
 
 _KL = SAMPLE_FIGURES.index("kl")
+_NORM_EPS = 1e-6
+"""Added to the norm that a gradient is divided by, as torch does."""
 
 
 class PpoUpdate:
@@ -123,12 +125,13 @@ class PpoUpdate:
             for x, n in zip(sums, samples, strict=True)
         ]
         collectives.hit("mini_batch")
-        kl_sum, count, not_finite = reduction.sum("mini_batch", shared).tolist()
+        reduced = reduction.begin_sum("mini_batch", shared)  # beside the backward pass
         collectives.hit("backward_begin")
         # Always, so that every rank takes part in the reduction of gradients.
-        reduction.backward(losses, 1.0 / max(count, 1.0))
+        reduction.backward(losses)
         collectives.hit("backward_end")
-        norm = self._clip()
+        kl_sum, count, not_finite = reduced().tolist()
+        norm = self._scale_and_clip(1.0 / max(count, 1.0))
         if not_finite or not count or not math.isfinite(norm):
             for shard in measured:
                 shard.skipped_steps += 1
@@ -149,18 +152,20 @@ class PpoUpdate:
             rate = torch.tensor(rate, dtype=torch.float32).item()  # as it would be sent
         self._optimiser.learning_rate = rate
 
-    def _clip(self) -> float:
-        """Clip the gradient, which is the same on every rank, once; its norm before."""
+    def _scale_and_clip(self, scale: float) -> float:
+        """Multiply the gradient, which is the same on every rank, by ``scale``, then clip it: once, and
+        in one pass. Its norm between the two."""
         limit = self._config.max_grad_norm
         actor, critic = self._policy.clip_groups()
         groups = [[*actor, *critic]] if self._config.grad_clip == "joint" else [actor, critic]
         norms = []
         for group in groups:
             gradients = [parameter.grad for parameter in group if parameter.grad is not None]
-            norm = nn.utils.get_total_norm(gradients, foreach=True)
-            if limit is not None:
-                nn.utils.clip_grads_with_norm_(group, limit, norm, foreach=True)
-            norms.append(norm.item())
+            parts = torch.stack(torch._foreach_norm(gradients))
+            norm = torch.linalg.vector_norm(parts).item() * scale
+            clipped = 1.0 if limit is None else min(1.0, limit / (norm + _NORM_EPS))
+            torch._foreach_mul_(gradients, scale * clipped)
+            norms.append(norm)
         return math.hypot(*norms)
 
 

@@ -47,6 +47,15 @@ class PlainCollectives:
         dist.all_reduce(value)
         return value
 
+    def begin_sum(self, name: str, value: Tensor) -> Callable[[], Tensor]:
+        work = dist.all_reduce(value, async_op=True)
+
+        def wait() -> Tensor:
+            work.wait()
+            return value
+
+        return wait
+
     def replicated(self, module: nn.Module) -> nn.Module:
         return DistributedDataParallel(module, gradient_as_bucket_view=True)
 

@@ -70,6 +70,10 @@ class LockStepRank:
         self.log.append((name, str(value.dtype), value.numel()))
         return value.copy_(_sum(self._exchange(name, value)))
 
+    def begin_sum(self, name: str, value: Tensor) -> Callable[[], Tensor]:
+        total = self.all_reduce_sum(name, value)
+        return lambda: total
+
     def replicated(self, module: nn.Module) -> nn.Module:
         """The module itself, whose gradients are averaged over ranks as they come in."""
         for name, parameter in module.named_parameters():

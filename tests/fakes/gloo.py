@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -37,6 +37,9 @@ class GlooRank:
     def all_reduce_sum(self, name: str, value: Tensor) -> Tensor:
         return self._group.all_reduce_sum(name, value)
 
+    def begin_sum(self, name: str, value: Tensor) -> Callable[[], Tensor]:
+        return self._group.begin_sum(name, value)
+
     def replicated(self, module: nn.Module) -> nn.Module:
         return self._group.wrap(module)
 
@@ -55,9 +58,9 @@ class RecordingGroup(ProcessGroup):
         self.log.append((name, str(value.dtype), value.nbytes))
         return super().all_gather(name, value)
 
-    def all_reduce_sum(self, name: str, value: Tensor) -> Tensor:
+    def begin_sum(self, name: str, value: Tensor) -> Callable[[], Tensor]:
         self.log.append((name, str(value.dtype), value.nbytes))
-        return super().all_reduce_sum(name, value)
+        return super().begin_sum(name, value)
 
 
 def collectives_over_gloo(directory: Path, world_size: int) -> list[list[Use]]:

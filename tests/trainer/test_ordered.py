@@ -117,7 +117,7 @@ def test_two_ranks_with_the_same_block_are_an_error() -> None:
 def test_no_block_anywhere_sums_to_zero() -> None:
     reduction = BlockReduction(SingleProcess(), torch.nn.Linear(1, 1), ())
     assert reduction.gather("any", [torch.ones(3)]) == []
-    assert reduction.sum("any", [torch.ones(3)]).tolist() == [0.0] * 3
+    assert reduction.begin_sum("any", [torch.ones(3)])().tolist() == [0.0] * 3
 
 
 def test_a_rollout_by_block_is_the_rollout() -> None:

@@ -1,5 +1,6 @@
 """What the algorithm needs from the process group, and nothing else."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -23,6 +24,11 @@ class Collectives(Protocol):
         """Sum over ranks, in place; float64 or int64."""
         ...
 
+    def begin_sum(self, name: str, value: Tensor) -> Callable[[], Tensor]:
+        """Begin `all_reduce_sum`; the call waits for its end and gives the sum. Others may be begun
+        and ended meanwhile, in the same order on every rank."""
+        ...
+
     def replicated(self, module: nn.Module) -> nn.Module:
         """The module wrapped so that gradients are averaged over ranks in backward (DDP)."""
         ...
@@ -43,6 +49,9 @@ class SingleProcess:
 
     def all_reduce_sum(self, name: str, value: Tensor) -> Tensor:
         return value
+
+    def begin_sum(self, name: str, value: Tensor) -> Callable[[], Tensor]:
+        return lambda: value
 
     def replicated(self, module: nn.Module) -> nn.Module:
         return module

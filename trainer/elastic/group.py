@@ -93,7 +93,8 @@ class ProcessGroup:
         self._lock = threading.Lock()
         self._released = False
         self._generation = 0
-        self._pending: dist.Work | None = None
+        self._pending: list[dist.Work] = []
+        """Operations that have begun and whose end nobody has seen."""
         self._wake = threading.Event()
         self._inside: object | None = None
         """Changes each time a guarded section is entered or left."""
@@ -199,9 +200,9 @@ class ProcessGroup:
     def _destroy(self) -> None:
         if not dist.is_initialized():
             return
-        if self._pending is not None and not self._pending.is_completed():
-            self._stuck.append((dist.group.WORLD, self._pending))
-        self._pending = None
+        stuck = [work for work in self._pending if not work.is_completed()]
+        self._stuck += [(dist.group.WORLD, work) for work in stuck]
+        self._pending = []
         if self._on_gpu:
             _forget_groups()
         else:
@@ -209,6 +210,12 @@ class ProcessGroup:
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
         self._stuck = [(group, work) for group, work in self._stuck if not work.is_completed()]
+
+    def _begun(self, work: dist.Work | None, value: Tensor) -> dist.Work:
+        begun = _require(work)
+        if not value.is_cuda:
+            self._pending.append(begun)
+        return begun
 
     def _wait(self, work: dist.Work, value: Tensor) -> None:
         """Wait until an operation has ended or the group is released, whichever comes first."""
@@ -219,13 +226,13 @@ class ProcessGroup:
                 self._wait_for_end(work)
 
     def _wait_for_end(self, work: dist.Work) -> None:
-        self._pending = work
         self._wake = wake = threading.Event()
         work.get_future().add_done_callback(lambda _: wake.set())
         if not self._released:
             wake.wait()
         if self._released and not work.is_completed():
             raise GroupBroken("the supervisor released this generation")
+        self._pending.remove(work)
         work.wait()  # at its end (its future is told a little earlier): only says how it ended
 
     @contextlib.contextmanager
@@ -258,20 +265,29 @@ class ProcessGroup:
         self._refuse_capture(name)
         out = [torch.empty_like(value) for _ in range(dist.get_world_size())]
         with self.meter.collective(name, value):
-            self._wait(_require(dist.all_gather(out, value, async_op=True)), value)
+            self._wait(self._begun(dist.all_gather(out, value, async_op=True), value), value)
         return out
 
     def all_reduce_sum(self, name: str, value: Tensor) -> Tensor:
+        return self.begin_sum(name, value)()
+
+    def begin_sum(self, name: str, value: Tensor) -> Callable[[], Tensor]:
+        """Begin a sum in place; the call waits for its end, which alone is measured."""
         self._refuse_capture(name)
-        with self.meter.collective(name, value):
-            self._wait(_require(dist.all_reduce(value, async_op=True)), value)
-        return value
+        work = self._begun(dist.all_reduce(value, async_op=True), value)
+
+        def wait() -> Tensor:
+            with self.meter.collective(name, value):
+                self._wait(work, value)
+            return value
+
+        return wait
 
     def broadcast(self, name: str, value: Tensor, source: int) -> None:
         """The value of rank ``source``, in place on all."""
         self._refuse_capture(name)
         with self.meter.collective(name, value):
-            self._wait(_require(dist.broadcast(value, source, async_op=True)), value)
+            self._wait(self._begun(dist.broadcast(value, source, async_op=True), value), value)
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """DDP without its constructor's broadcast, which would take rank 0 for the source."""

@@ -141,6 +141,16 @@ class ElasticSession(Generations[R]):
         with self.group.guard(name):
             return self.group.all_reduce_sum(name, value)
 
+    def begin_sum(self, name: str, value: Tensor) -> Callable[[], Tensor]:
+        with self.group.guard(name):
+            end = self.group.begin_sum(name, value)
+
+        def wait() -> Tensor:
+            with self.group.guard(name):
+                return end()
+
+        return wait
+
     def replicated(self, module: nn.Module) -> nn.Module:
         self.set_phase("wrap")
         with self.group.guard("wrap"):
