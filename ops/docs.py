@@ -99,7 +99,9 @@ def curves_page() -> str:
         """,
         _table(("tag", "in the journal", "meaning"), rows),
         """
-        Figures that a task reports come as `Env/<name>`: means over env steps. What follows is of the
+        Figures that a task reports come as `Env/<name>`: means over env steps. Each term of its reward comes as
+        `Episode/rew_<term>`: the sum over an episode, mean over the episodes that ended, so that all terms
+        together make `objective/rewards`. What follows is of the
         iteration, not of the algorithm:
         """,
         _table(("tag", "meaning"), own),

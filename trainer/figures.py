@@ -11,10 +11,21 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from rallypoint.trainer.losses import gaussian_entropy
 from rallypoint.trainer.rollout import Rollout
 from rallypoint.trainer.statistics import Moments
 
-SAMPLE_FIGURES = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction")
+SAMPLE_FIGURES = (
+    "policy_loss",
+    "value_loss",
+    "entropy",
+    "kl",
+    "clip_fraction",
+    "ppo_loss",
+    "value_clip_fraction",
+    "ratio_mean",
+    "ratio_square",
+)
 """Means over the samples of all mini-batches whose step was taken."""
 _NAMES = (
     "reward_mean",
@@ -23,7 +34,12 @@ _NAMES = (
     *SAMPLE_FIGURES,
     "gradient_norm",
     "skipped_steps",
+    "rollout_entropy",
+    "advantage_mean",
+    "advantage_square",
 )
+_SPREADS = {"ratio": ("ratio_var", 1.0), "advantage": ("advantage_std", 0.5)}
+"""Mean and mean square become a figure of spread: its name, and the power of the variance."""
 
 
 @dataclass
@@ -42,6 +58,8 @@ class Measured:
     """Optimiser steps taken."""
     skipped_steps: int = 0
     """Mini-batches without a step because something was not finite on some rank."""
+    advantages: Moments = field(default_factory=lambda: Moments.of(torch.zeros(0)))
+    """Of the advantages before they were standardised."""
 
     def add(self, sample_sums: Tensor, samples: int, gradient_norm: float) -> None:
         """A mini-batch whose step was taken."""
@@ -61,11 +79,14 @@ class Layout:
     """Figures of the env, sorted."""
     bins: int = 0
     """Bins of the motion library; 0 for tasks without one."""
+    reward_terms: Sequence[str] = ()
+    """Terms of the env's reward, in its order."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """All figures, in the order of the record."""
-        return (*_NAMES, *(f"figure/{name}" for name in self.env_figures))
+        env_figures = (f"figure/{name}" for name in self.env_figures)
+        return (*_NAMES, *env_figures, *(f"episode/rew_{name}" for name in self.reward_terms))
 
 
 def pack(layout: Layout, rollout: Rollout, measured: Measured) -> Tensor:
@@ -75,6 +96,8 @@ def pack(layout: Layout, rollout: Rollout, measured: Measured) -> Tensor:
     pairs += [
         (rollout.figures[name].sum().item(), rollout.env_steps) for name in layout.env_figures
     ]
+    episodes = len(rollout.episode_returns)
+    pairs += [(rollout.episode_terms[name].sum().item(), episodes) for name in layout.reward_terms]
     figures = torch.tensor(pairs, dtype=torch.float64, device=rollout.rewards.device)
     return torch.cat([*moments, figures.flatten(), *_bin_counts(layout, rollout)])
 
@@ -98,11 +121,12 @@ def unpack(
     for record in records[1:]:
         total = total + record[offset:end]
     pairs = total.view(-1, 2).tolist()
-    return deltas, {
+    means = {
         name: value / weight
         for name, (value, weight) in zip(layout.names, pairs, strict=True)
         if weight
     }
+    return deltas, _with_spreads(means)
 
 
 def unpack_bins(layout: Layout, records: Sequence[Tensor]) -> Tensor:
@@ -124,6 +148,7 @@ def _bin_counts(layout: Layout, rollout: Rollout) -> list[Tensor]:
 def _pairs(rollout: Rollout, measured: Measured) -> list[tuple[float, float]]:
     """(sum, weight) of each figure, in the order of ``_NAMES``."""
     episodes = len(rollout.episode_returns)
+    advantages, count = measured.advantages, int(measured.advantages.count)
     return [
         (rollout.rewards.sum(dtype=torch.float64).item(), rollout.env_steps),
         (rollout.episode_returns.sum().item(), episodes),
@@ -131,4 +156,15 @@ def _pairs(rollout: Rollout, measured: Measured) -> list[tuple[float, float]]:
         *((value, measured.samples) for value in measured.sample_sums.tolist()),
         (measured.gradient_norm_sum, measured.steps),
         (measured.skipped_steps, 1),
+        (gaussian_entropy(rollout.std).item() * rollout.env_steps, rollout.env_steps),
+        (advantages.mean.item() * count, count),
+        (advantages.m2.item() + count * advantages.mean.item() ** 2, count),
     ]
+
+
+def _with_spreads(means: dict[str, float]) -> dict[str, float]:
+    for name, (spread, power) in _SPREADS.items():
+        square = means.pop(f"{name}_square", None)
+        if square is not None:
+            means[spread] = max(0.0, square - means[f"{name}_mean"] ** 2) ** power
+    return means

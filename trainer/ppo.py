@@ -109,7 +109,12 @@ class PpoLearner:
             final_obs=self._ppo.time_out_bootstrap == "final_obs",
             on_step=on_step,
         )
-        self._layout = Layout(self._normaliser.dims, tuple(rollout.figures), self._bins)
+        self._layout = Layout(
+            self._normaliser.dims,
+            tuple(rollout.figures),
+            self._bins,
+            tuple(rollout.episode_terms),
+        )
         return rollout
 
     def update(

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -67,6 +67,8 @@ class Rollout:
     """Their undiscounted returns, float64 ``[K]``."""
     episode_lengths: Tensor
     """Their lengths in steps, float64 ``[K]``."""
+    episode_terms: Mapping[str, Tensor]
+    """Sums of each term of the reward over the same episodes, float64 ``[K]``, by name."""
     figures: Mapping[str, Tensor]
     """Sums over the steps of the figures that the env gives, float64 ``[N]``, by name."""
     bins: Tensor | None = None
@@ -108,6 +110,7 @@ class Rollout:
             episode_rows=self.episode_rows[ended] - start,
             episode_returns=self.episode_returns[ended],
             episode_lengths=self.episode_lengths[ended],
+            episode_terms={name: sums[ended] for name, sums in self.episode_terms.items()},
             figures={name: sums[rows].clone() for name, sums in self.figures.items()},
             bins=None if self.bins is None else self.bins[:, rows].contiguous(),
             block_moments=(moments,),
@@ -165,13 +168,24 @@ _STEP_FIELDS: Final = (
 """Tensors of a rollout that are ``[T, N, ...]``, the critic's observations and final values aside."""
 
 
+class Ended(NamedTuple):
+    """Episodes that one step ended, float64 ``[K]`` each."""
+
+    returns: Tensor
+    lengths: Tensor
+    terms: dict[str, Tensor]
+    """Sums of each term of the reward."""
+
+
 class EpisodeTracker:
-    """Running return and length of the present episode of every env, keyed by global env id."""
+    """Running return, length and reward terms of the present episode of every env, keyed by global
+    env id."""
 
     def __init__(self, device: torch.device) -> None:
         self.env_ids = np.zeros(0, dtype=np.int64)
         self._returns = torch.zeros(0, dtype=torch.float64, device=device)
         self._lengths = self._returns.clone()
+        self._terms: dict[str, Tensor] = {}
 
     def assign(self, env_ids: NDArray[np.int64]) -> None:
         """Own exactly these envs: those that stay keep their sums, new ones start at zero."""
@@ -181,26 +195,23 @@ class EpisodeTracker:
         self._lengths = lengths.new_zeros(len(env_ids))
         self._returns[now] = returns[before]
         self._lengths[now] = lengths[before]
+        for name, sums in self._terms.items():
+            self._terms[name] = sums.new_zeros(len(env_ids))
+            self._terms[name][now] = sums[before]
         self.env_ids = env_ids.copy()
 
-    def rows(self) -> dict[str, Tensor]:
-        """Copies of the sums, ``[N]`` each, in the order of ``env_ids``."""
-        return {"returns": self._returns.clone(), "lengths": self._lengths.clone()}
-
-    def load_rows(self, env_ids: NDArray[np.int64], rows: Mapping[str, Tensor]) -> None:
-        """Put what `rows` gave into these envs, which are owned."""
-        where = torch.from_numpy(np.searchsorted(self.env_ids, env_ids)).to(self._returns.device)
-        self._returns[where] = rows["returns"].to(self._returns)
-        self._lengths[where] = rows["lengths"].to(self._lengths)
-
-    def step(self, reward: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a step ``[N]``; returns and lengths of the episodes that it ended, ``[K]`` each."""
+from typing import Any, Final, NamedTuple
         self._returns += reward
         self._lengths += 1
-        ended = self._returns[done], self._lengths[done]
-        self._returns[done] = 0
-        self._lengths[done] = 0
-        return ended
+        for name, term in terms.items():
+            if name not in self._terms:
+                self._terms[name] = torch.zeros_like(self._returns)
+            self._terms[name] += term.to(self._returns)
+        sums = (self._returns, self._lengths, *self._terms.values())
+        returns, lengths, *of_terms = (x[done] for x in sums)
+        for x in sums:
+            x[done] = 0
+        return Ended(returns, lengths, dict(zip(self._terms, of_terms, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -211,7 +222,7 @@ class _Steps:
     means: list[Tensor]
     actions: list[Tensor]
     results: list[StepResult]
-    episodes: list[tuple[Tensor, Tensor]]
+    episodes: list[Ended]
 
 
 @torch.no_grad()
@@ -243,7 +254,7 @@ def collect(
         steps.actions.append(actions)
         steps.results.append(result)
         steps.obs.append(_like(noise, result.obs))
-        steps.episodes.append(tracker.step(reward, done))
+        steps.episodes.append(tracker.step(reward, done, result.reward_terms))
         on_step(t)
     final = _final_values(policy, scaling, env, steps, noise) if final_obs else None
     rollout = _assemble(policy, scaling, env, steps, noise, block, final)
@@ -298,7 +309,7 @@ def _assemble(
     actions, mean = torch.stack(steps.actions), torch.stack(steps.means)
     std = policy.std()
     actor_obs, results = seen[:-1], steps.results
-    returns, lengths = zip(*steps.episodes, strict=True)
+    episodes = steps.episodes
     return Rollout(
         env_ids=env.env_ids.copy(),
         block=block,
@@ -316,8 +327,11 @@ def _assemble(
         truncated=torch.stack([r.truncated for r in results]).to(like.device),
         obs_moments={g: _obs_moments(raw[g][:-1]) for g in scaling.groups},
         episode_rows=torch.cat([_done(r).nonzero()[:, 0] for r in results]).to(like.device),
-        episode_returns=torch.cat(returns),
-        episode_lengths=torch.cat(lengths),
+        episode_returns=torch.cat([ended.returns for ended in episodes]),
+        episode_lengths=torch.cat([ended.lengths for ended in episodes]),
+        episode_terms={
+            name: torch.cat([ended.terms[name] for ended in episodes]) for name in episodes[0].terms
+        },
         figures=_figure_sums(env.spec, results),
         bins=_stacked_bins(results),
     )

@@ -63,8 +63,11 @@ class PpoUpdate:
             if self._config.reduction == "ordered"
             else RankReduction(collectives, module)
         )
-        shards = self._samples(reduction, reduction.shards(rollout), collectives)
-        measured = [Measured() for _ in shards]
+        parts = reduction.shards(rollout)
+        found = [advantages_of(part, self._config) for part in parts]
+        collectives.hit("gae")
+        measured = [Measured(advantages=Moments.of(x.flatten())) for x, _ in found]
+        shards = self._samples(reduction, parts, found, [m.advantages for m in measured])
         for epoch in range(self._config.epochs):
             epochs = [shard.epoch(iteration, epoch) for shard in shards]
             for batches in zip(*epochs, strict=True):
@@ -74,13 +77,15 @@ class PpoUpdate:
         return reduction, measured
 
     def _samples(
-        self, reduction: Reduction, shards: Sequence[Rollout], collectives: Collectives
+        self,
+        reduction: Reduction,
+        shards: Sequence[Rollout],
+        found: Sequence[tuple[Tensor, Tensor]],
+        local: Sequence[Moments],
     ) -> list[MiniBatches]:
-        """Per shard, the samples with their advantages, standardised unless each mini-batch does it."""
+        """Per shard, the samples with advantages (of these moments) and returns; standardised unless
+        each mini-batch does it."""
         ppo = self._config
-        found = [advantages_of(shard, ppo) for shard in shards]
-        collectives.hit("gae")
-        local = [Moments.of(advantages.flatten()) for advantages, _ in found]
         if ppo.advantage_scope == "global":
             vectors = reduction.gather("advantage_moments", [m.to_vector() for m in local])
             merged = functools.reduce(Moments.merge, map(Moments.from_vector, vectors))
@@ -213,6 +218,13 @@ def _losses(
     loss = policy_loss + ppo.value_coef * value_loss - ppo.entropy_coef * entropy
     with torch.no_grad():
         kl = gaussian_kl(batch.mean_old, std_old, mean, std, form=ppo.kl_form)
-        clipped = ((ratio - 1.0).abs() > ppo.clip).sum()
-        figures = (policy_loss, value_loss, entropy, kl.sum(dtype=torch.float64), clipped)
+        ratio = ratio.to(torch.float64)
+        figures = (
+            *(policy_loss, value_loss, entropy, kl.sum(dtype=torch.float64)),
+            ((ratio - 1.0).abs() > ppo.clip).sum(),
+            loss,
+            ((value - batch.value_old).abs() > ppo.clip).sum(),
+            ratio.sum(),
+            ratio.square().sum(),
+        )
         return loss, torch.stack([x.detach().to(torch.float64) for x in figures])

@@ -87,9 +87,9 @@ TABLE: Final = (
         "DDP, bucket by bucket",
     ),
     Collective(
-        *("last", "iteration", "all-gather", "uint8", "56 + 8·⌈B/64⌉ + 8·R"),
+        *("last", "iteration", "all-gather", "uint8", "72 + 8·⌈B/64⌉ + 8·R"),
         lambda sizes: sizes.header_bytes + 8 * sizes.record_values,
-        "7 int64 of header, a bit for each of B env blocks, the learner's float64 record",
+        "9 int64 of header, a bit for each of B env blocks, the learner's float64 record",
     ),
     Collective(
         *("barrier", "iteration", "sum", "int64", "8", lambda _: 8),

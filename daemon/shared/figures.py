@@ -26,13 +26,24 @@ FIGURES: Final = (
     Figure("entropy", "loss/entropy_avg", "entropy of the policy, mean over samples"),
     Figure("kl", "policy/approxkl_avg", "KL from the policy that collected, mean over samples"),
     Figure("clip_fraction", "policy/clipfrac_avg", "samples whose ratio is out of the clip range"),
+    Figure("ppo_loss", "loss/weighted_ppo_loss_avg", "all of PPO's terms, mean over samples"),
+    Figure(
+        "value_clip_fraction", "val/clipfrac_avg", "samples whose value moved by more than clip"
+    ),
+    Figure("ratio_mean", "val/ratio", "policy ratio, mean over samples"),
+    Figure("ratio_var", "val/ratio_var", "its variance over samples (SONIC: over mini-batches)"),
+    Figure("advantage_mean", "val/advantage_mean", "before it is standardised, over env steps"),
+    Figure("advantage_std", "val/advantage_std", "its standard deviation"),
+    Figure("rollout_entropy", "objective/entropy", "of the policy that collected"),
     Figure("gradient_norm", "gradient_norm", "before clipping, mean over optimiser steps"),
     Figure("skipped_steps", "skipped_steps", "mini-batches that were not finite, per rank"),
+    Figure("rollout_s", "collection_time", "seconds of the rollout, mean over ranks"),
+    Figure("update_s", "learn_time", "seconds of the update, mean over ranks"),
     Figure("learning_rate", "lr", "after the last optimiser step"),
     Figure("noise_std", "Policy/mean_noise_std", "mean over action dimensions"),
 )
 """Figures of every job; what a task adds comes under `FOLDERS`."""
-FOLDERS: Final = {"figure/": "Env/"}
+FOLDERS: Final = {"figure/": "Env/", "episode/": "Episode/"}
 """What a figure's name begins with -> what its tag begins with."""
 _TAGS: Final = {figure.name: figure.tag for figure in FIGURES}
 

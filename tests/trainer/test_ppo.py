@@ -72,6 +72,13 @@ def test_figures_have_the_names_that_metrics_use() -> None:
         "noise_std",
         "gradient_norm",
         "skipped_steps",
+        "ppo_loss",
+        "value_clip_fraction",
+        "ratio_mean",
+        "ratio_var",
+        "advantage_mean",
+        "advantage_std",
+        "rollout_entropy",
         "figure/distance_m",
     }
     assert worker.history[1]["learning_rate"] == worker.learning_rates[-1]

@@ -33,8 +33,11 @@ def ids(*values: int) -> NDArray[np.int64]:
 
 
 def step(tracker: EpisodeTracker, rewards: list[float], done: list[bool]) -> list[list[float]]:
-    ended = tracker.step(torch.tensor(rewards), torch.tensor(done, dtype=torch.bool))
-    return [part.tolist() for part in ended]
+    """Returns and lengths of the episodes that ended; there is one term, which is half the reward."""
+    reward = torch.tensor(rewards)
+    ended = tracker.step(reward, torch.tensor(done, dtype=torch.bool), {"half": reward / 2})
+    assert ended.terms["half"].tolist() == [value / 2 for value in ended.returns.tolist()]
+    return [ended.returns.tolist(), ended.lengths.tolist()]
 
 
 def test_episode_sums_end_with_their_episode() -> None:

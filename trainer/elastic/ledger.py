@@ -31,6 +31,10 @@ class Ledger:
         self._seconds[activity] += 0.0
         self._now, self._since_s = activity, now_s
 
+    def so_far_s(self, activity: str) -> float:
+        """Seconds of an activity since the last take; of the present one until it began."""
+        return self._seconds[activity]
+
     def take(self) -> dict[str, float]:
         """Seconds since the last take, by activity."""
         self.switch(self._now)

@@ -13,7 +13,7 @@ from rallypoint.daemon.shared.plan import Plan
 from rallypoint.trainer.elastic.state import CommitRecord
 from rallypoint.trainer.errors import TrainerError
 
-_HEADER_FIELDS = 7
+_HEADER_FIELDS = 9
 
 
 def mark_words(config: Config) -> int:
@@ -39,6 +39,10 @@ class Packet(msgspec.Struct, frozen=True):
     """Hash of the replicated state after the last optimiser step, before statistics are merged."""
     env_steps: int
     """Env steps of this rank that the iteration used."""
+    rollout_us: int
+    """Microseconds that this rank has spent on rollouts since its last commit."""
+    update_us: int
+    """Likewise on updates."""
     cut: tuple[int, ...]
     """Which of its blocks began new episodes for it, as `mark` packs them."""
 
@@ -67,6 +71,8 @@ def pack(packet: Packet, body: Tensor) -> Tensor:
             int(packet.finite),
             packet.state_hash,
             packet.env_steps,
+            packet.rollout_us,
+            packet.update_us,
             *packet.cut,
         ],
         dtype=torch.int64,
@@ -89,11 +95,22 @@ def unpack(rows: Sequence[Tensor], words: int) -> tuple[list[Packet], list[Tenso
                 finite=bool(values[4]),
                 state_hash=values[5],
                 env_steps=values[6],
-                cut=tuple(values[7:]),
+                rollout_us=values[7],
+                update_us=values[8],
+                cut=tuple(values[9:]),
             )
         )
         bodies.append(row[size:].clone().view(torch.float64))
     return packets, bodies
+
+
+def mean_seconds(packets: Sequence[Packet]) -> dict[str, float]:
+    """Figures of where the time of an iteration went: means over ranks."""
+    each = 1e-6 / len(packets)
+    return {
+        "rollout_s": each * sum(packet.rollout_us for packet in packets),
+        "update_s": each * sum(packet.update_us for packet in packets),
+    }
 
 
 def check_same_iteration(packets: Sequence[Packet]) -> None:

@@ -19,6 +19,7 @@ from rallypoint.trainer.elastic.packet import (
     build_record,
     check_same_iteration,
     mark,
+    mean_seconds,
     pack,
     plan_blocks,
     unpack,
@@ -93,6 +94,8 @@ class ElasticSession(Generations[R]):
             state_hash=self.state.live_hash(),
             env_steps=env_steps,
             cut=mark(self.hand.cut, used[formation.rank], self._mark_words),
+            rollout_us=round(1e6 * self.ledger.so_far_s("rollout")),
+            update_us=round(1e6 * self.ledger.so_far_s("update")),
         )
         self.set_phase("last_collective")
         self.hit("last_collective")
@@ -103,7 +106,8 @@ class ElasticSession(Generations[R]):
         if len(set(hashes)) > 1:
             self.report_mismatch(plan, hashes, minority=False)
             raise StateMismatch(f"iteration {packet.iteration}: state hashes differ between ranks")
-        record = build_record(plan, packets, used, int(self.state.env_steps), merge(bodies))
+        figures = merge(bodies) | mean_seconds(packets)
+        record = build_record(plan, packets, used, int(self.state.env_steps), figures)
         self.state.prepare(record)
         now_s = time.monotonic()
         self._wall_s, self._since_s = now_s - self._since_s, now_s

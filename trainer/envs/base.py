@@ -74,6 +74,8 @@ class StepResult:
     figures: dict[str, Tensor] = field(default_factory=dict)
     """Per-env figures of this step, ``[N]`` float64 (``velocity_error_m_s`` and the like); the same
     names on every step."""
+    reward_terms: dict[str, Tensor] = field(default_factory=dict)
+    """What the reward is the sum of, by name, ``[N]`` float64; the same names on every step."""
     final_obs: dict[str, Tensor] | None = None
     bins: Tensor | None = None
     """``[N]`` int64: the bin of the motion library that this step was in, before any reset. None: not

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from rallypoint.trainer.envs.base import EnvSpec
-from rallypoint.trainer.envs.embedded import EMBEDDED, Array, Outcome, between
+from rallypoint.trainer.envs.embedded import EMBEDDED, Array, Outcome, between, total
 from rallypoint.trainer.envs.mujoco_env import MujocoEnv
 
 STEP_DT_S: Final = 0.02
@@ -69,10 +69,14 @@ class CartPole(MujocoEnv):
         _, diverged = self._simulate(force)
         position, angle = np.abs(self._view("qpos")).T
         terminated = diverged | (position > MAX_CART_POSITION_M) | (angle > MAX_POLE_ANGLE_RAD)
-        cost = 0.5 * (angle / MAX_POLE_ANGLE_RAD) ** 2 + 0.2 * (position / MAX_CART_POSITION_M) ** 2
-        rate = 1.0 - cost - 0.01 * force[:, 0] ** 2
-        reward = STEP_DT_S * rate - FALL_PENALTY * terminated
-        return Outcome(reward, terminated, {"pole_angle_rad": angle})
+        terms = {
+            "alive": np.full_like(angle, STEP_DT_S),
+            "angle": -0.5 * STEP_DT_S * (angle / MAX_POLE_ANGLE_RAD) ** 2,
+            "position": -0.2 * STEP_DT_S * (position / MAX_CART_POSITION_M) ** 2,
+            "effort": -0.01 * STEP_DT_S * force[:, 0] ** 2,
+            "fall": -FALL_PENALTY * terminated,
+        }
+        return Outcome(total(terms), terminated, {"pole_angle_rad": angle}, terms)
 
     def _observe(self) -> dict[str, Array]:
         return {"actor": np.concatenate([self._view("qpos"), self._view("qvel")], axis=1)}

@@ -4,9 +4,10 @@ A task gives `EmbeddedEnv` its per-env state as named float64 arrays of N rows a
 them. Everything here and in the tasks is row by row: no value of one env depends on another env.
 """
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -36,6 +37,8 @@ class Outcome:
     figures: dict[str, Array]
     bins: NDArray[np.int64] | None = None
     """`StepResult.bins`."""
+    reward_terms: dict[str, Array] = field(default_factory=dict)
+    """`StepResult.reward_terms`."""
 
 
 class EmbeddedEnv(ABC):
@@ -150,6 +153,7 @@ class EmbeddedEnv(ABC):
             figures={
                 name: torch.from_numpy(figure.copy()) for name, figure in outcome.figures.items()
             },
+            reward_terms={name: torch.from_numpy(x) for name, x in outcome.reward_terms.items()},
             final_obs=self._tensors(final),
             bins=None if outcome.bins is None else torch.from_numpy(outcome.bins.copy()),
         )
@@ -212,6 +216,12 @@ class EmbeddedEnv(ABC):
             group: torch.from_numpy(values).to(self._dtype, copy=True)
             for group, values in observations.items()
         }
+
+
+def total(terms: Mapping[str, Array]) -> Array:
+    """Sum of reward terms, in their order."""
+    first, *others = terms.values()
+    return functools.reduce(np.add, others, first)
 
 
 def between(draws: Array, low: float, high: float) -> Array:

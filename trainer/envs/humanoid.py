@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rallypoint.trainer.envs.base import EnvSpec
-from rallypoint.trainer.envs.embedded import EMBEDDED, Array, Outcome, row_sum
+from rallypoint.trainer.envs.embedded import EMBEDDED, Array, Outcome, row_sum, total
 from rallypoint.trainer.envs.humanoid_model import (
     END_EFFECTORS,
     JOINT_HIGH_RAD,

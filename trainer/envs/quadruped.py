@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from rallypoint.trainer.envs.base import EnvSpec
-from rallypoint.trainer.envs.embedded import EMBEDDED, Array, Outcome, row_sum
+from rallypoint.trainer.envs.embedded import EMBEDDED, Array, Outcome, row_sum, total
 from rallypoint.trainer.envs.mujoco_env import MujocoEnv, body_axes
 from rallypoint.trainer.envs.quadruped_model import (
     DAMPING_N_M_S_RAD,
@@ -115,13 +115,21 @@ class QuadrupedVelocity(MujocoEnv):
         base = self._base_motion()
         error = self._state["command"][:, :2] - base.linear_m_s[:, :2]
         error_squared = row_sum(error**2)
-        rate = self._reward_rate(base, error_squared, change) + self._gait_rate(feet_n)
+        rates = self._reward_rates(base, error_squared, change) | self._gait_rates(feet_n)
+        rate = total(rates)
         height = self._view("qpos")[:, 2]
         tipped = base.gravity[:, 2] > GREATEST_TILT_GRAVITY
         terminated = diverged | tipped | (height < LEAST_HEIGHT_M)
         reward = STEP_DT_S * np.maximum(rate, LEAST_REWARD_RATE) - FALL_PENALTY * terminated
         self._renew_commands()
-        return Outcome(reward, terminated, {"velocity_error_m_s": np.sqrt(error_squared)})
+        bound = STEP_DT_S * (np.maximum(rate, LEAST_REWARD_RATE) - rate)
+        terms: dict[str, Array] = {
+            **{name: STEP_DT_S * one for name, one in rates.items()},
+            "bound": bound,
+            "fall": np.where(terminated, -FALL_PENALTY, 0.0),
+        }
+        figures = {"velocity_error_m_s": np.sqrt(error_squared)}
+        return Outcome(reward, terminated, figures, terms)
 
     def _observe(self) -> dict[str, Array]:
         base = self._base_motion()
@@ -136,26 +144,29 @@ class QuadrupedVelocity(MujocoEnv):
         ]
         return {"actor": np.concatenate(parts, axis=1)}
 
-    def _reward_rate(self, base: _BaseMotion, error_squared: Array, change: Array) -> Array:
+    def _reward_rates(
+        self, base: _BaseMotion, error_squared: Array, change: Array
+    ) -> dict[str, Array]:
+        """Terms of the reward, per second."""
         yaw_error = self._state["command"][:, 2] - base.angular_rad_s[:, 2]
         torque = (
             STIFFNESS_N_M_RAD * (self._view("ctrl") - self._view("qpos")[:, 7:])
             - DAMPING_N_M_S_RAD * self._view("qvel")[:, 6:]
         )
-        rate: Array = (
-            Weights.LINEAR_TRACKING * np.exp(-error_squared / TRACKING_VARIANCE)
-            + Weights.YAW_TRACKING * np.exp(-(yaw_error**2) / TRACKING_VARIANCE)
-            + Weights.VERTICAL_VELOCITY * base.linear_m_s[:, 2] ** 2
-            + Weights.ROLL_PITCH_RATE * row_sum(base.angular_rad_s[:, :2] ** 2)
-            + Weights.TILT * row_sum(base.gravity[:, :2] ** 2)
-            + Weights.HEIGHT * (self._view("qpos")[:, 2] - HEIGHT_TARGET_M) ** 2
-            + Weights.ACTION_CHANGE * row_sum(change**2)
-            + Weights.TORQUE * row_sum(torque**2)
-        )
-        return rate
+        yaw, height = yaw_error**2, self._view("qpos")[:, 2] - HEIGHT_TARGET_M
+        return {
+            "linear_tracking": Weights.LINEAR_TRACKING * np.exp(-error_squared / TRACKING_VARIANCE),
+            "yaw_tracking": Weights.YAW_TRACKING * np.exp(-yaw / TRACKING_VARIANCE),
+            "vertical_velocity": Weights.VERTICAL_VELOCITY * base.linear_m_s[:, 2] ** 2,
+            "roll_pitch_rate": Weights.ROLL_PITCH_RATE * row_sum(base.angular_rad_s[:, :2] ** 2),
+            "tilt": Weights.TILT * row_sum(base.gravity[:, :2] ** 2),
+            "height": Weights.HEIGHT * height**2,
+            "action_change": Weights.ACTION_CHANGE * row_sum(change**2),
+            "torque": Weights.TORQUE * row_sum(torque**2),
+        }
 
-    def _gait_rate(self, feet_n: Array) -> Array:
-        """Reward rate of the gait where the command asks for motion: for each foot that touches down
+    def _gait_rates(self, feet_n: Array) -> dict[str, Array]:
+        """Reward rates of the gait where the command asks for motion: for each foot that touches down
         now its time in the air above the target, and for standing on one diagonal pair of feet
         alone. Keeps the clock of each foot."""
         air_time_s = self._state["air_time_s"]
@@ -167,8 +178,7 @@ class QuadrupedVelocity(MujocoEnv):
         front_left, front_right, rear_left, rear_right = contact.T
         trot = (front_left == rear_right) & (front_right == rear_left) & (front_left != front_right)
         moving = row_sum(np.abs(self._state["command"][:, :2])) > 0.1
-        rate: Array = moving * (Weights.SWING * swing + Weights.TROT * trot)
-        return rate
+        return {"swing": moving * Weights.SWING * swing, "trot": moving * Weights.TROT * trot}
 
     def _renew_commands(self) -> None:
         """Draw new commands where it is time; never on an episode's last step."""

@@ -7,7 +7,7 @@ from rallypoint.daemon.shared.collectives import NAMES, TABLE, WHEN, Sizes
 from tests.project import source
 
 SIZES = Sizes(
-    parameters_bytes=4000, state_bytes=9000, record_values=10, header_bytes=56, mini_batches=6
+    parameters_bytes=4000, state_bytes=9000, record_values=10, header_bytes=72, mini_batches=6
 )
 
 
@@ -24,7 +24,7 @@ def test_the_table_of_architecture_is_the_registry() -> None:
 
 def test_sizes_in_words_are_sizes_in_bytes() -> None:
     bytes_of = {entry.name: entry.size_bytes(SIZES) for entry in TABLE}
-    assert bytes_of["last"] == 56 + 8 * 10
+    assert bytes_of["last"] == 72 + 8 * 10
     assert (bytes_of["broadcast"], bytes_of["gradients"]) == (9000, 4000)
     for entry in TABLE:
         assert not entry.size.isdecimal() or int(entry.size) == bytes_of[entry.name]
