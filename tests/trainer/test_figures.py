@@ -42,7 +42,7 @@ def test_numeric_39_no_episode_anywhere_leaves_the_figure_out() -> None:
 
 
 def test_numeric_39_terms_of_the_reward_are_means_over_episodes() -> None:
-    layout = Layout({}, (), ("walk",))
+    layout = Layout({}, (), reward_terms=("walk",))
     parts = [
         replace(rollout(list(returns)), episode_terms={"walk": torch.tensor(terms).double()})
         for returns, terms in (((8.0, 10.0, 12.0), (1.0, 2.0, 3.0)), ((2.0,), (6.0,)), ((), ()))

@@ -76,7 +76,8 @@ class CartPole(MujocoEnv):
             "effort": -0.01 * STEP_DT_S * force[:, 0] ** 2,
             "fall": -FALL_PENALTY * terminated,
         }
-        return Outcome(total(terms), terminated, {"pole_angle_rad": angle}, terms)
+        figures = {"pole_angle_rad": angle}
+        return Outcome(total(terms), terminated, figures, reward_terms=terms)
 
     def _observe(self) -> dict[str, Array]:
         return {"actor": np.concatenate([self._view("qpos"), self._view("qvel")], axis=1)}

@@ -150,16 +150,22 @@ class HumanoidTrack(MujocoEnv):
         terms = self._terms(frame, error, place) | {
             "action_change": Weights.ACTION_CHANGE * row_sum(change**2)
         }
-        rate = np.maximum(sum(terms.values()), 0.0)
+        rate = total(terms)
+        bound = np.maximum(rate, 0.0)
         figures = {
             "tracking_error_rad": np.sqrt(row_sum(error**2) / _N),
             "root_error_m": np.sqrt(row_sum(place**2)),
         }
         return Outcome(
-            STEP_DT_S * rate - FALL_PENALTY * terminated,
+            STEP_DT_S * bound - FALL_PENALTY * terminated,
             terminated,
             figures,
             bins=reference.bin_of_frame[frame],
+            reward_terms={
+                **{name: STEP_DT_S * one for name, one in terms.items()},
+                "bound": STEP_DT_S * (bound - rate),
+                "fall": np.where(terminated, -FALL_PENALTY, 0.0),
+            },
         )
 
     def _terms(self, frame: NDArray[np.int64], error: Array, place: Array) -> dict[str, Array]:

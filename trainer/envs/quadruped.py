@@ -129,7 +129,7 @@ class QuadrupedVelocity(MujocoEnv):
             "fall": np.where(terminated, -FALL_PENALTY, 0.0),
         }
         figures = {"velocity_error_m_s": np.sqrt(error_squared)}
-        return Outcome(reward, terminated, figures, terms)
+        return Outcome(reward, terminated, figures, reward_terms=terms)
 
     def _observe(self) -> dict[str, Array]:
         base = self._base_motion()
