@@ -146,6 +146,10 @@ def join(first: Rollout, second: Rollout) -> Rollout:
         episode_rows=torch.argsort(index)[rows],
         episode_returns=torch.cat([first.episode_returns, second.episode_returns]),
         episode_lengths=torch.cat([first.episode_lengths, second.episode_lengths]),
+        episode_terms={
+            name: torch.cat([sums, second.episode_terms[name]])
+            for name, sums in first.episode_terms.items()
+        },
         figures={
             name: torch.cat([sums, second.figures[name]])[index.to(sums.device)]
             for name, sums in first.figures.items()
@@ -166,6 +170,9 @@ _STEP_FIELDS: Final = (
     "truncated",
 )
 """Tensors of a rollout that are ``[T, N, ...]``, the critic's observations and final values aside."""
+
+
+_TERM: Final = "term/"
 
 
 class Ended(NamedTuple):
@@ -200,13 +207,29 @@ class EpisodeTracker:
             self._terms[name][now] = sums[before]
         self.env_ids = env_ids.copy()
 
-from typing import Any, Final, NamedTuple
+    def rows(self) -> dict[str, Tensor]:
+        """Copies of the sums, ``[N]`` each, in the order of ``env_ids``."""
+        terms = {f"{_TERM}{name}": sums.clone() for name, sums in self._terms.items()}
+        return {"returns": self._returns.clone(), "lengths": self._lengths.clone(), **terms}
+
+    def load_rows(self, env_ids: NDArray[np.int64], rows: Mapping[str, Tensor]) -> None:
+        """Put what `rows` gave into these envs, which are owned."""
+        where = torch.from_numpy(np.searchsorted(self.env_ids, env_ids)).to(self._returns.device)
+        self._returns[where] = rows["returns"].to(self._returns)
+        self._lengths[where] = rows["lengths"].to(self._lengths)
+        for name in (name for name in rows if name.startswith(_TERM)):
+            self._term(name.removeprefix(_TERM))[where] = rows[name].to(self._returns)
+
+    def _term(self, name: str) -> Tensor:
+        """Running sums of a term of the reward, ``[N]``; zeros where it is new."""
+        return self._terms.setdefault(name, torch.zeros_like(self._returns))
+
+    def step(self, reward: Tensor, done: Tensor, terms: Mapping[str, Tensor]) -> Ended:
+        """Add a step ``[N]``; what is known of the episodes that it ended."""
         self._returns += reward
         self._lengths += 1
         for name, term in terms.items():
-            if name not in self._terms:
-                self._terms[name] = torch.zeros_like(self._returns)
-            self._terms[name] += term.to(self._returns)
+            self._term(name).add_(term.to(self._returns))
         sums = (self._returns, self._lengths, *self._terms.values())
         returns, lengths, *of_terms = (x[done] for x in sums)
         for x in sums:

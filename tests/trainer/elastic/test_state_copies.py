@@ -151,6 +151,8 @@ PACKET = Packet(
     finite=True,
     state_hash=-5,
     env_steps=48,
+    rollout_us=2_000_000,
+    update_us=1_500_000,
     cut=(0, 0),
 )
 
