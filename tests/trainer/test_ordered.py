@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from rallypoint.trainer.elastic.collectives import SingleProcess
 from rallypoint.trainer.elastic.registry import PackedState
 from rallypoint.trainer.errors import TrainerError
 from rallypoint.trainer.ordered import BlockReduction
+from rallypoint.trainer.rollout import join
 from tests.fakes.collectives import LockStepGroup, LockStepRank
 from tests.fakes.training import BLOCK, Worker, config, largest_difference, make_worker, train
 
@@ -22,6 +24,7 @@ Shards = Sequence[Sequence[int]]
 ONE: Shards = ((0, 1, 2, 3, 4),)
 TWO: Shards = ((3, 4), (0, 1, 2))
 THREE: Shards = ((1,), (0, 3), (2, 4))
+EPISODES = ("rows", "returns", "lengths")
 FOUR: Shards = ((4,), (), (0, 1, 2), (3,))
 
 
@@ -80,6 +83,7 @@ def merged_rows(workers: Sequence[Worker]) -> dict[str, NDArray[np.float64]]:
         ("pointmass", "float32", 6),
         ("pointmass", "float64", 4),
         ("quadruped-velocity", "float32", 3),
+        ("humanoid-track", "float32", 2),
     ],
 )
 def test_n05_every_world_size_and_sequence_gives_the_same_bits(
@@ -132,3 +136,34 @@ def test_a_rollout_by_block_is_the_rollout() -> None:
     merged = parts[0].obs_moments["actor"].merge(parts[1].obs_moments["actor"])
     torch.testing.assert_close(merged.m2, whole.obs_moments["actor"].m2)
     assert all(part.actor_obs.is_contiguous() for part in parts)
+
+
+@pytest.mark.parametrize("task", ["pointmass", "humanoid-track"])
+def test_parts_joined_in_any_order_are_the_rollout(task: str) -> None:
+    """Every field, so that none is forgotten."""
+    settings = config(
+        task=task, dtype="float32", reduction="ordered", time_out_bootstrap="final_obs"
+    )
+    whole = make_worker(settings, (0, 3, 5)).collect(1)
+    first, second, third = whole.by_block()
+    joined = join(join(third, first), second)
+    assert joined.blocks == whole.blocks
+    for field in fields(whole):
+        found, expected = getattr(joined, field.name), getattr(whole, field.name)
+        if isinstance(expected, torch.Tensor) and not field.name.startswith("episode_"):
+            assert torch.equal(found, expected), field.name
+        elif isinstance(expected, np.ndarray):
+            assert np.array_equal(found, expected)
+    assert (joined.bins is None) == (task == "pointmass")
+    ended = [
+        sorted(zip(*(getattr(r, f"episode_{n}").tolist() for n in EPISODES), strict=True))
+        for r in (joined, whole)
+    ]
+    assert ended[0] == ended[1]
+    for name, sums in whole.figures.items():
+        assert torch.equal(joined.figures[name], sums)
+    for found, expected in zip(joined.block_moments, whole.block_moments, strict=True):
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[g].m2, expected[g].m2) for g in expected)
+    for group, moments in whole.obs_moments.items():
+        torch.testing.assert_close(joined.obs_moments[group].m2, moments.m2)

@@ -18,6 +18,7 @@ from rallypoint.daemon.shared import failpoints
 
 ROOT = Path(__file__).parents[3]
 BOUND_S = 240.0
+PAUSE_S = 1.5
 SMALL = (
     *("env.budget=global", "env.num_envs=48", "ppo.rollout_steps=8", "ppo.epochs=2"),
     *("ppo.mini_batches=2", "ppo.hidden=[16,16]", "membership.join_debounce_s=0.1"),
@@ -31,8 +32,8 @@ class Run:
     """A run that has ended."""
 
     directory: Path
-    fired: tuple[str, ...]
-    """Failpoints that fired, in order."""
+    killed: tuple[str, ...]
+    """Failpoints that have killed a worker, in order."""
 
     @property
     def journal(self) -> list[dict[str, Any]]:
@@ -100,4 +101,10 @@ def run(
         )
     assert ended.returncode == 0, directory.with_suffix(".out").read_text()[-6000:]
     lines = log.read_text().splitlines() if log.exists() else []
-    return Run(directory, tuple(line.split(" ")[0] for line in lines))
+    fired = [line.split(" ")[0] for line in lines]
+    return Run(directory, tuple(entry for entry in fired if entry.endswith("=kill")))
+
+
+def pauses(*iterations: int) -> str:
+    """Failpoints that hold rank 0 up in these iterations, so that lost workers are back by the next."""
+    return ",".join(f"rollout:0@{i}=sleep={PAUSE_S}" for i in iterations)

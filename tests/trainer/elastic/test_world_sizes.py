@@ -17,7 +17,7 @@ from rallypoint.daemon.shared.plan import Plan, WorkerKey
 from tests.fakes.scripted_supervisor import ScriptedSupervisor
 from tests.faults.injectors.exact import sha256, state_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults]
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
 
 T = 8
 PPO = PpoSection(hidden=(16, 16), rollout_steps=T, epochs=2, mini_batches=2)
@@ -88,7 +88,11 @@ def commits(supervisor: ScriptedSupervisor) -> list[messages.Committed]:
     return [by[k] for k in sorted(by)]
 
 
-@pytest.mark.parametrize(("task", "iterations"), [("pointmass", 80), ("quadruped-velocity", 24)])
+PACE = ",".join(f"rollout:0@{i}=sleep=0.15" for i in range(1, 40))
+"""So that the test is faster than the workers."""
+
+
+@pytest.mark.parametrize(("task", "iterations"), [("pointmass", 40), ("quadruped-velocity", 24)])
 def test_n31_the_sequence_ends_with_the_bits_of_one_worker(
     tmp_path: Path, task: str, iterations: int
 ) -> None:
@@ -100,7 +104,7 @@ def test_n31_the_sequence_ends_with_the_bits_of_one_worker(
         supervisor.wait_committed(iterations, key)
         supervisor.processes[key].wait(60)
         constant = commits(supervisor)
-    with ScriptedSupervisor(tmp_path / "many", config) as supervisor:
+    with ScriptedSupervisor(tmp_path / "many", config, failpoints=PACE) as supervisor:
         plans = four_two_four(supervisor)
         keys = [m.key for m in plans[-1].members]
         supervisor.wait_committed(iterations, *keys)
