@@ -130,6 +130,7 @@ class Worker:
         session.group.unwrap(wrapped)
         learner.merge([learner.pack(rollout)])
         session.group.close()
+        session.group.meter.take()  # its collectives are none of the job's
         session.state.roll_back()
         none = np.zeros(0, dtype=np.int64)
         self.env.assign(none, iteration=0)

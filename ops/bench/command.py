@@ -1,4 +1,4 @@
-"""``rallypoint bench recovery|throughput|soak``: measurements of real jobs on this machine."""
+"""``rallypoint bench recovery|throughput|scaling|soak``: measurements of real jobs on this machine."""
 
 import argparse
 import itertools
@@ -11,7 +11,7 @@ from typing import Any
 from rallypoint.daemon.shared.command import Command
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.tasks import TASK_OVERRIDES
-from rallypoint.ops.bench import peer, recovery, report, soak, throughput
+from rallypoint.ops.bench import peer, recovery, report, scaling, soak, throughput
 from rallypoint.ops.bench.job import Job
 from rallypoint.ops.bench.recovery import Kill
 from rallypoint.ops.bench.soak import Blow
@@ -24,7 +24,7 @@ DEFAULT = "quadruped-velocity"
 class BenchCommand:
     """Starts jobs of its own in a temporary directory, and ends them."""
 
-    help: str = "measure recovery, throughput and endurance on this machine"
+    help: str = "measure recovery, throughput, scaling and endurance on this machine"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the benchmarks and their arguments."""
@@ -48,7 +48,15 @@ class BenchCommand:
         blows.add_argument("--workers", type=int, default=3, metavar="N")
         blows.add_argument("--kills", type=int, default=200, metavar="N")
         blows.add_argument("--seed", type=int, default=1, help="of victims, moments and the job")
-        for parts, task in ((kills, DEFAULT), (rates, DEFAULT), (blows, "pointmass")):
+        text = "env steps a second by number of workers, and the bytes of each collective"
+        scales = benchmarks.add_parser("scaling", help=text, description=text)
+        scales.add_argument("--workers", type=_counts, default=(1, 2, 4), metavar="N,N,…")
+        scales.add_argument("--iterations", type=int, default=20, metavar="N")
+        scales.add_argument("--seed", type=int, default=1, help="of the job")
+        for parts, task in (
+            *((kills, DEFAULT), (rates, DEFAULT), (scales, DEFAULT)),
+            (blows, "pointmass"),
+        ):
             _add_common(parts, task)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -63,6 +71,10 @@ class BenchCommand:
                 document = _soak(args, Path(directory))
                 text = report.soak_text(document)
                 failed = bool(document["violations"])
+            elif args.benchmark == "scaling":
+                document = _scaling(args, Path(directory))
+                text = scaling.text(document)
+                failed = not document["agrees"]
             else:
                 document = _throughput(args, Path(directory))
                 text = report.throughput_text(document)
@@ -70,6 +82,14 @@ class BenchCommand:
             args.output.write_text(json.dumps(document, indent=1) + "\n")
         print(json.dumps(document) if args.json else text)
         return 1 if failed else 0
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Numbers of workers, ascending, from ``1,2,4``."""
+    counts = tuple(sorted({int(part) for part in text.split(",")}))
+    if counts[0] < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: at least 1 worker")
+    return counts
 
 
 def _add_common(parser: argparse.ArgumentParser, task: str) -> None:
@@ -131,6 +151,16 @@ def _soak(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     with Job(directory, args.workers, [*own, *_job_settings(args)]) as job:
         outcome = soak.measure(job, args.kills, args.seed, show)
     return report.soak_document(outcome, {**_about(args), "kills": args.kills})
+
+
+def _scaling(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    if args.iterations < 1:
+        raise ConfigError(f"--iterations {args.iterations}: at least 1")
+    sizes = [
+        scaling.measure(directory / f"{n}", n, args.iterations, _job_settings(args))
+        for n in args.workers
+    ]
+    return scaling.document(sizes, {**_about(args), "iterations": args.iterations})
 
 
 def _throughput(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
