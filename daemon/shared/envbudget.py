@@ -16,18 +16,19 @@ K = TypeVar("K")
 def split(total: int, world_size: int, multiple: int) -> tuple[int, ...]:
     """Per-rank counts: positive multiples of ``multiple`` that add up to ``total``, as even as
     possible, larger ones at lower ranks. Raises `BudgetError` (a ValueError) naming the values."""
+    asked = f"{total} envs over {world_size} ranks in multiples of {multiple}"
     if world_size < 1 or multiple < 1:
-        raise BudgetError(f"world size {world_size} and multiple {multiple} must be at least 1")
+        raise BudgetError(f"{asked}: ranks and multiple must be at least 1")
     if total % multiple:
         raise BudgetError(
-            f"{total} envs are not a multiple of {multiple}; take {total // multiple * multiple} "
+            f"{asked}: not a multiple; take {total // multiple * multiple} "
             f"or {(total // multiple + 1) * multiple}"
         )
     units = total // multiple
     if units < world_size:
         raise BudgetError(
-            f"{total} envs make {units} groups of {multiple}, fewer than {world_size} ranks: every rank "
-            f"needs at least {multiple}; take at least {world_size * multiple} envs or fewer ranks"
+            f"{asked}: {units} groups are fewer than {world_size} ranks, and every rank needs at least "
+            f"{multiple}; take at least {world_size * multiple} envs or fewer ranks"
         )
     base, extra = divmod(units, world_size)
     return tuple((base + (rank < extra)) * multiple for rank in range(world_size))

@@ -12,6 +12,7 @@ _SMALL: Final[dict[str, Any]] = {
     "ppo.activation": "elu",
     "ppo.learning_rate": 1e-3,
     "ppo.learning_rate_bounds": (1e-5, 1e-2),
+    "ppo.kl_form": "exact",
     "ppo.max_grad_norm": 1.0,
     "ppo.noise": "log_std",
     "ppo.init_std": 1.0,

@@ -17,9 +17,9 @@ SEED = 1
 
 
 def as_shipped() -> Config:
-    """What a user of the pointmass gets, in float64."""
-    given = [Given("env.task", "pointmass", "test"), Given("ppo.dtype", "float64", "test")]
-    return load(command_line=given).config
+    """What a user of the pointmass gets, in float64 and with SONIC's KL."""
+    values = {"env.task": "pointmass", "ppo.dtype": "float64", "ppo.kl_form": "sonic"}
+    return load(command_line=[Given(path, v, "test") for path, v in values.items()]).config
 
 
 def draws(settings: Config) -> Draws:

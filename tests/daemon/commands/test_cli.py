@@ -15,7 +15,9 @@ from rallypoint.daemon import cli
 from rallypoint.daemon.commands import progress
 from rallypoint.daemon.executors.dirlock import DirectoryLock
 from rallypoint.daemon.shared.collectives import TABLE
+from rallypoint.daemon.shared.profiles import PROFILES
 from rallypoint.daemon.shared.rundir import RunDir
+from rallypoint.daemon.shared.tasks import TASK_OVERRIDES
 
 Captured = pytest.CaptureFixture[str]
 
@@ -73,6 +75,23 @@ def test_config_prints_toml_with_the_source_of_each_value(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_config_prints_the_values_of_a_profile_with_their_source(
+    profile: str, capsys: Captured
+) -> None:
+    assert cli.main(["config", "--profile", profile]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    printed = dict(
+        re.findall(r"^(?:# )?(\w+) = .*  # (.+)$", line)[0] for line in lines if " = " in line
+    )
+    overrides = TASK_OVERRIDES["quadruped-velocity"]
+    assert printed["profile"] == "--profile"
+    for path in PROFILES[profile]:
+        expected = "task quadruped-velocity" if path in overrides else f"profile {profile}"
+        assert printed[path.partition(".")[2]] == expected
+    assert printed["gamma"] == "default"
+
+
 def test_config_prints_the_collectives_with_their_bytes(capsys: Captured) -> None:
     job = ["--workers", "3", "--set", "env.task=pointmass", "--set", "ppo.dtype=float64"]
     assert cli.main(["config", "--collectives", *job]) == 0

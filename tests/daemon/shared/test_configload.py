@@ -64,7 +64,7 @@ def test_a_profile_is_below_the_task_and_above_the_schema(tmp_path: Path) -> Non
 def test_the_profile_is_sonic_unless_told() -> None:
     resolved = load()
     assert resolved.config.job.profile == "sonic"
-    assert resolved.sources["ppo.kl_form"] == "profile sonic"
+    assert resolved.sources["ppo.normaliser_prior"] == "profile sonic"
     assert load(command_line=assigned("job.profile=sonic")).config == resolved.config
 
 
