@@ -95,7 +95,7 @@ class Worker:
             rundir.control_socket,
             _hello(key, config_hash(config)),
             orphan_grace_s=self.timeouts.orphan_grace_s,
-            on_forced_plan=self.session.on_forced_plan,
+            on_plan=self.session.on_plan,
             on_abandoned=_leave_at_once,
         )
         self.session.attach(self.link)

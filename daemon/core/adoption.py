@@ -4,10 +4,9 @@ Until one has said Hello it is presumed to be where the plans put it, so that no
 meanwhile; one that says nothing within the bound is ended, and that is an ordinary loss.
 """
 
-from dataclasses import replace
-
 from rallypoint.daemon.core.actions import KillWorker, NodeAction
 from rallypoint.daemon.core.events import AdoptedWorker
+from rallypoint.daemon.core.frozen import replace
 from rallypoint.daemon.core.nodestate import NodeState, SlotState
 from rallypoint.daemon.core.records import WorkerState
 from rallypoint.daemon.shared.plan import Plan, PlannedWorker, WorkerKey

@@ -1,9 +1,10 @@
 """Which change of membership is due, and what a probe's answer makes of it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rallypoint.daemon.core import planning
+from rallypoint.daemon.core.frozen import replace
 from rallypoint.daemon.core.leaderstate import Answers, LeaderState
 from rallypoint.daemon.core.planning import Draft, View, Worker
 from rallypoint.daemon.core.records import JobRecord

@@ -1,6 +1,5 @@
 """How a node comes to its end: stop, finish, drain, or a failed job."""
 
-from dataclasses import replace
 from typing import Literal
 
 from rallypoint.daemon.core.actions import (
@@ -12,6 +11,7 @@ from rallypoint.daemon.core.actions import (
     SendStop,
 )
 from rallypoint.daemon.core.events import DrainRequested
+from rallypoint.daemon.core.frozen import replace
 from rallypoint.daemon.core.nodestate import Ending, NodeState, SlotState
 from rallypoint.daemon.core.records import JobRecord
 

@@ -4,8 +4,6 @@ Events only bring the state up to date; then the same questions are asked of it,
 the job over, is the plan formed, which change is due. At most one plan is being written at a time.
 """
 
-from dataclasses import replace
-
 from rallypoint.daemon.core import changes, planning
 from rallypoint.daemon.core.actions import (
     Explain,
@@ -32,6 +30,7 @@ from rallypoint.daemon.core.events import (
     TimerFired,
 )
 from rallypoint.daemon.core.faults import program_error
+from rallypoint.daemon.core.frozen import replace
 from rallypoint.daemon.core.leaderstate import Answers, LeaderState, Probe
 from rallypoint.daemon.core.planning import Draft, View
 from rallypoint.daemon.core.policy import LeaderPolicy

@@ -1,7 +1,5 @@
 """One node: its slots, the life of their workers, and what is said to them."""
 
-from dataclasses import replace
-
 from rallypoint.daemon.core import adoption, ending, workers
 from rallypoint.daemon.core.actions import (
     Explain,
@@ -24,6 +22,7 @@ from rallypoint.daemon.core.events import (
     StopRequested,
     TimerFired,
 )
+from rallypoint.daemon.core.frozen import replace
 from rallypoint.daemon.core.nodestate import PLANS_KEPT, NodeState, SlotState
 from rallypoint.daemon.core.policy import NodePolicy
 from rallypoint.daemon.core.records import JobRecord

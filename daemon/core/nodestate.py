@@ -1,10 +1,11 @@
 """The state of one node's decisions: what `core.node` keeps and `status` shows."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from rallypoint.daemon.core.errors import Recent
+from rallypoint.daemon.core.frozen import replace
 from rallypoint.daemon.core.policy import NodePolicy
 from rallypoint.daemon.core.records import (
     FaultRecord,

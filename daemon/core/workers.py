@@ -1,7 +1,5 @@
 """The life of a worker in its slot: every event about one, start, back-off and restart."""
 
-from dataclasses import replace
-
 from rallypoint.daemon.core import ending
 from rallypoint.daemon.core.actions import (
     Explain,
@@ -28,6 +26,7 @@ from rallypoint.daemon.core.events import (
     WorkerMisbehaved,
     WorkerSpawned,
 )
+from rallypoint.daemon.core.frozen import replace
 from rallypoint.daemon.core.nodestate import NodeState, SlotState
 from rallypoint.daemon.core.records import TRACEBACK_CHARS, FaultRecord, WorkerState
 
@@ -193,7 +192,7 @@ def news(state: NodeState, slot: SlotState, now: float) -> tuple[NodeAction, ...
     actions: list[NodeAction] = []
     if plan is None or not slot.connected or state.past_lease(now):
         return ()
-    if plan.find(key) is not None or slot.state in ENGAGED:
+    if plan.find(key) is not None or slot.last_formed or slot.state in ENGAGED:
         actions.append(SendPlan(key, plan))
     if slot.last_formed and slot.last_formed == state.formed:
         actions.append(SendFormedMark(key, state.formed))

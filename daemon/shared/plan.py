@@ -91,6 +91,13 @@ class Plan(msgspec.Struct, frozen=True):
         return "now" if self.kind == "forced" else "safe_point"
 
     @property
+    def ends_below(self) -> int:
+        """Generations below this number are over, whatever a member of one still waits for: a forced
+        plan ends all before it, a planned one those before the newest formed (whoever is in one of
+        them was cut off when others formed without it)."""
+        return self.generation if self.kind == "forced" else self.formed
+
+    @property
     def world_size(self) -> int:
         return len(self.members)
 

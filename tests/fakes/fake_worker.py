@@ -113,7 +113,7 @@ class FakeWorker:
             rundir.control_socket,
             hello(self.key, self.config),
             orphan_grace_s=self.options.get("grace_s", 0.0),
-            on_forced_plan=lambda _: None,
+            on_plan=lambda _: None,
             on_abandoned=lambda: None,
         )
         self.link.options = self.options

@@ -97,10 +97,11 @@ class Generations(Generic[R]):
             raise RuntimeError("the session has no link yet: a programming error")
         return self._link
 
-    def on_forced_plan(self, plan: Plan) -> None:
-        """Called by the link's thread: break off whatever an older generation is waiting in."""
-        self._plan_seen_s = time.monotonic()
-        self.group.release(before=plan.generation)
+    def on_plan(self, plan: Plan) -> None:
+        """Called by the link's thread: break off whatever a generation that is over is waiting in."""
+        if plan.kind == "forced":
+            self._plan_seen_s = time.monotonic()
+        self.group.release(before=plan.ends_below)
 
     def set_phase(self, phase: str) -> None:
         """Note where this worker is, for the supervisor and whoever reads the page of a dead one."""
@@ -254,7 +255,7 @@ class Generations(Generic[R]):
 
     def _report_broken(self, generation: int, error: TrainerError) -> None:
         plan = self.link.orders.plan
-        if plan is not None and plan.generation > generation and plan.kind == "forced":
+        if plan is not None and plan.ends_below > generation:
             return  # the supervisor knows already, and has decided
         self.link.send(
             messages.Broken(

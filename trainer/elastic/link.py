@@ -55,17 +55,17 @@ class Link:
         hello: messages.Hello,
         *,
         orphan_grace_s: float,
-        on_forced_plan: Callable[[Plan], None],
+        on_plan: Callable[[Plan], None],
         on_abandoned: Callable[[], None],
     ) -> None:
-        """``on_forced_plan`` and ``on_abandoned`` are called by the link's thread; the latter when
+        """``on_plan`` (each newer plan) and ``on_abandoned`` are called by the link's thread; the latter when
         this worker still runs twice ``orphan_grace_s`` after it lost its supervisor."""
         self.changed = threading.Condition()
         self.orders = Orders()
         self._path = path
         self._hello = hello
         self._orphan_grace_s = orphan_grace_s
-        self._on_forced_plan = on_forced_plan
+        self._on_plan = on_plan
         self._on_abandoned = on_abandoned
         self._socket: socket.socket | None = None
         self._unsent: collections.deque[bytes] = collections.deque()
@@ -204,16 +204,16 @@ class Link:
             self._sent_count += 1
 
     def _take(self, message: messages.SupervisorMessage) -> None:
-        released: Plan | None = None
+        newer: Plan | None = None
         with self.changed:
             orders = self.orders
             match message:
                 case messages.Welcome(formed=formed, plan=plan, job_uid=job_uid):
                     orders.job_uid = job_uid
                     orders.formed = max(orders.formed, formed)
-                    released = self._newer(plan)
+                    newer = self._newer(plan)
                 case messages.PlanPublished(plan=plan):
-                    released = self._newer(plan)
+                    newer = self._newer(plan)
                 case messages.FormedMark(generation=generation):
                     orders.formed = max(orders.formed, generation)
                 case messages.CommitAnswer(ask=ask):
@@ -224,13 +224,13 @@ class Link:
                     orders.leave_reason = reason
                     self._refused = True
             self.changed.notify_all()
-        if released is not None:
-            self._on_forced_plan(released)
+        if newer is not None:
+            self._on_plan(newer)
 
     def _newer(self, plan: Plan | None) -> Plan | None:
-        """Take a plan if it is newer; the plan itself when it says to break off at once."""
+        """Take a plan if it is newer; then the plan itself."""
         newest = self.orders.plan
         if plan is None or (newest is not None and plan.generation <= newest.generation):
             return None
         self.orders.plan = plan
-        return plan if plan.kind == "forced" else None
+        return plan

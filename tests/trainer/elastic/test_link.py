@@ -67,7 +67,7 @@ def fresh_link(tmp_path: Path, listener: Listener) -> Iterator[Link]:
         tmp_path / "control.sock",
         hello,
         orphan_grace_s=WAIT_S,
-        on_forced_plan=lambda _: None,
+        on_plan=lambda _: None,
         on_abandoned=lambda: None,
     )
     link.start()

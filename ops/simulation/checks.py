@@ -1,0 +1,170 @@
+"""What must hold after every step, whatever happens. Each check knows the truth that no node can see."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rallypoint.daemon.core.records import JobRecord
+from rallypoint.daemon.shared.plan import Plan
+from rallypoint.ops.simulation.errors import Violation
+from rallypoint.trainer.elastic.protocol import Decision
+
+if TYPE_CHECKING:
+    from rallypoint.ops.simulation.checkpoints import Checkpoint
+    from rallypoint.ops.simulation.cluster import Cluster
+    from rallypoint.ops.simulation.node import Node
+    from rallypoint.ops.simulation.worker import Snapshot, Worker
+
+
+class Checks:
+    """Raises `Violation` at the moment a rule is broken."""
+
+    def __init__(self, cluster: "Cluster") -> None:
+        self._cluster = cluster
+        self.plans: dict[int, Plan] = {}
+        self.formed = 0
+        self.commits = 0
+        self._truth: dict[int, dict[int, Snapshot]] = {}
+        """Branch -> iteration -> what was committed."""
+        self._started: dict[int, Snapshot] = {}
+        """Generation -> what it began with."""
+        self._live_branch = 0
+        """The newest branch that has committed anything."""
+
+    # --- plans -------------------------------------------------------------------------------------
+
+    def published(self, plan: Plan) -> None:
+        """A plan was written."""
+        newest = max(self.plans, default=0)
+        if plan.generation <= newest:
+            raise Violation("one_plan", f"generation {plan.generation} after {newest}: {plan}")
+        scenario = self._cluster.scenario
+        if not 1 <= plan.world_size <= scenario.max_workers:
+            raise Violation("world_size", f"{plan.world_size} of at most {scenario.max_workers}")
+        if plan.hold != (plan.world_size < scenario.min_workers):
+            raise Violation("hold", f"hold is {plan.hold} with {plan.world_size} workers")
+        if plan.formed != self.formed and plan.formed > self.formed:
+            raise Violation("mark", f"plan says formed {plan.formed}, the job {self.formed}")
+        self._check_blocks(plan)
+        self._check_newcomers(plan)
+        if plan.restore:
+            self._check_restore(plan)
+        self.plans[plan.generation] = plan
+
+    def _check_blocks(self, plan: Plan) -> None:
+        blocks = [b for m in plan.members for b in m.blocks]
+        if len(blocks) != len(set(blocks)):
+            raise Violation("blocks", f"generation {plan.generation} assigns a block twice")
+
+    def _check_newcomers(self, plan: Plan) -> None:
+        """A newcomer never ranks before a survivor, and no forced plan lets one in beside one."""
+        workers = self._cluster.workers
+        holds = [
+            workers[m.key].last_formed >= max(1, plan.formed) and m.key in plan.survivors
+            for m in plan.members
+        ]
+        if holds != sorted(holds, reverse=True):
+            raise Violation("newcomer_rank", f"a newcomer ranks before a survivor: {plan}")
+        if plan.kind == "forced" and any(holds) and not all(holds):
+            raise Violation("newcomer_forced", f"a forced plan lets a newcomer in: {plan}")
+
+    def _check_restore(self, plan: Plan) -> None:
+        """Nothing is restored over a generation that can be seen to train."""
+        cluster = self._cluster
+        formed = self.plans.get(self.formed)
+        group = cluster.groups.get(self.formed)
+        if formed is None or group is None or not group.whole:
+            return
+        leads = [node for node in cluster.nodes if node.up and node.leading.leads]
+        seen = any(all(cluster.linked(n, w.node) for w in group.here.values()) for n in leads)
+        if seen and len(group.formed) == formed.world_size:
+            text = f"generation {plan.generation} restores while {self.formed} trains"
+            raise Violation("restore_over_training", text)
+
+    def job_written(self, job: JobRecord) -> None:
+        """The job's record was written."""
+        if job.formed < self.formed:
+            raise Violation("mark", f"job.formed fell from {self.formed} to {job.formed}")
+        if job.formed > self.formed:
+            plan = self.plans[job.formed]
+            if job.formed != max(self.plans):
+                raise Violation("mark", f"generation {job.formed} is marked after a newer plan")
+            unformed = [
+                m.key
+                for m in plan.members
+                if self._cluster.workers[m.key].last_formed < plan.generation
+            ]
+            if unformed:
+                raise Violation("mark", f"{job.formed} is marked, but {unformed} did not form it")
+        self.formed = job.formed
+
+    def job_ended(self, state: str, reason: str) -> None:
+        """The leader ends the job: nothing in a simulation is a reason to."""
+        raise Violation("job_ended", f"{state}: {reason}")
+
+    def exited(self, node: "Node") -> None:
+        """A supervisor left: only a drain may do that."""
+        if not node.state.drain_cause:
+            raise Violation("job_ended", f"{node.name} left although nobody drained it")
+
+    # --- states ------------------------------------------------------------------------------------
+
+    def source_decided(self, plan: Plan, members: "Sequence[Worker]", decision: Decision) -> None:
+        """A newcomer never is the source while somebody holds live state."""
+        live = [w for w in members if w.last_formed >= max(1, plan.formed)]
+        source = members[decision.source]
+        if live and source not in live:
+            raise Violation("newcomer_source", f"{source.key} is the source of {plan.generation}")
+        if decision.mode == "fresh" and self._live_branch:
+            raise Violation("from_scratch", f"generation {plan.generation} starts from scratch")
+
+    def restored(self, plan: Plan, found: "Checkpoint") -> None:
+        """A reader took this checkpoint: it must not be of a branch that was given up."""
+        shared = self._cluster.scenario.shared_checkpoints
+        if shared and found.state.branch < self._live_branch:
+            raise Violation(
+                "stale_checkpoint",
+                f"generation {plan.generation} reads {found}, but branch {self._live_branch} has "
+                "committed since",
+            )
+
+    def forms(self, plan: Plan, members: "Sequence[Worker]", state: "Snapshot") -> None:
+        """All have the same state, and no committed iteration is lost."""
+        self._started[plan.generation] = state
+        if plan.restore:
+            return
+        newest = max(self._truth.get(state.branch, {}), default=0)
+        if state.iteration < newest and state.branch == self._live_branch:
+            raise Violation(
+                "committed_falls",
+                f"generation {plan.generation} begins at {state.iteration} of branch {state.branch}, "
+                f"which has committed {newest}",
+            )
+
+    def committed(self, plan: Plan, worker: "Worker", state: "Snapshot") -> None:
+        """A rank has left the barrier of an iteration."""
+        truth = self._truth.setdefault(state.branch, {})
+        begun = self._started[plan.generation]
+        truth.setdefault(begun.iteration, begun)  # applied by all when they formed, if it is new
+        known = truth.get(state.iteration)
+        if known is not None and known != state:
+            raise Violation(
+                "two_branches", f"{worker.key} commits {state}, but {known} is committed"
+            )
+        if known is None and state.iteration != max(truth) + 1:
+            raise Violation("committed_falls", f"{worker.key} commits {state} after {max(truth)}")
+        if plan.world_size < self._cluster.scenario.min_workers:
+            raise Violation("hold", f"{plan.world_size} workers train, below min_workers")
+        if self.formed < plan.generation:
+            raise Violation("mark", f"{worker.key} commits in {plan.generation}, which has no mark")
+        truth[state.iteration] = state
+        self._live_branch = max(self._live_branch, state.branch)
+        self._cluster.iteration = max(self._cluster.iteration, state.iteration)
+        self.commits += 1
+
+    def landed(self, checkpoint: "Checkpoint") -> None:
+        """A manifest was put: what a reader prefers must be what is committed."""
+        known = self._truth.get(checkpoint.state.branch, {}).get(checkpoint.state.iteration)
+        if known is not None and known != checkpoint.state:
+            raise Violation("two_branches", f"{checkpoint} lands, but {known} is committed")
+        if checkpoint.generation > self.formed:
+            raise Violation("mark", f"{checkpoint} lands before its generation is marked")

@@ -1,0 +1,255 @@
+"""What goes wrong, by name. Each fault knows how it ends, if it does."""
+
+from collections.abc import Callable
+from typing import Final
+
+from rallypoint.daemon.core import events as ev
+from rallypoint.ops.simulation.cluster import Cluster
+from rallypoint.ops.simulation.node import Node
+from rallypoint.ops.simulation.scenario import FAULTS
+from rallypoint.ops.simulation.worker import Worker
+
+
+class Faults:
+    """Draws faults of a cluster's scenario, and mends everything at the end."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._choose = cluster.choose
+        self._part = 0
+        self._over = False
+        self.done: dict[str, int] = {}
+        self.gone: set[int] = set()
+        """Nodes that do not come back."""
+
+    def begin(self) -> None:
+        """Let faults come until `mend`."""
+        self._next()
+
+    def mend(self) -> None:
+        """Nothing goes wrong any more: all links work, and what was down is started again, but for
+        machines that a job can do without."""
+        cluster = self._cluster
+        self._over = True
+        cluster.log("--- from here on nothing goes wrong ---")
+        cluster.parts.clear()
+        cluster.etcd.cut.clear()
+        cluster.etcd.start()
+        cluster.dies_in_commit.clear()
+        for worker in cluster.living():
+            worker.resume()
+        if cluster.scenario.shared_checkpoints and self._choose.random() < 0.4:
+            self._lose_for_good(self._choose.choice(cluster.nodes))
+        for node in cluster.nodes:
+            if not node.up:
+                self._start_soon(node, 3.0)
+        cluster.network_changed()
+
+    def _lose_for_good(self, node: Node) -> None:
+        scenario = self._cluster.scenario
+        if scenario.workers - scenario.slots[node.index] >= scenario.min_workers:
+            self._cluster.log(f"{node.name} is lost for good")
+            self.gone.add(node.index)
+            self._lose_machine(node)
+
+    def _next(self) -> None:
+        every_s = self._cluster.scenario.fault_every_s
+        self._cluster.clock.after(self._choose.expovariate(1.0 / every_s), self._strike)
+
+    def _strike(self) -> None:
+        if self._over:
+            return
+        self.do(self._choose.choice(self._cluster.scenario.faults))
+        self._next()
+
+    def do(self, name: str) -> None:
+        """One fault of this name, where it is possible."""
+        if _FAULTS[name](self):
+            self.done[name] = self.done.get(name, 0) + 1
+            self._cluster.log(f"FAULT {name}")
+
+    # --- processes ---------------------------------------------------------------------------------
+
+    def worker_killed(self) -> bool:
+        """SIGKILL of a worker, or of several of one node."""
+        worker = self._worker()
+        if worker is not None:
+            self._cluster.end(worker, "SIGKILL")
+        return worker is not None
+
+    def killed_in_commit(self) -> bool:
+        """SIGKILL between the last collective of an iteration and the end of the barrier after it."""
+        worker = self._worker()
+        if worker is not None:
+            self._cluster.dies_in_commit.add(worker.key)
+        return worker is not None
+
+    def worker_stopped(self) -> bool:
+        """SIGSTOP of a worker, for a time or until it is ended for a hang."""
+        worker = self._worker()
+        if worker is None or worker.stopped:
+            return False
+        worker.stopped = True
+        self._later(self._choose.uniform(1.0, 20.0), worker.resume)
+        return True
+
+    def supervisor_killed(self) -> bool:
+        """SIGKILL of a supervisor only; the next one adopts its workers, or comes too late."""
+        node = self._node()
+        if node is None:
+            return False
+        node.stop()
+        self._start_soon(node, self._choose.choice([1.0, 4.0, 14.0]))
+        return True
+
+    def node_killed(self) -> bool:
+        """SIGKILL of a supervisor and all of its workers: the host answers, connections are closed."""
+        node = self._node()
+        if node is None:
+            return False
+        node.stop()
+        for worker in self._cluster.workers_of(node):
+            self._cluster.end(worker, "SIGKILL with its node")
+        self._start_soon(node, self._choose.choice([2.0, 15.0]))
+        return True
+
+    def machine_lost(self) -> bool:
+        """No power: nothing answers, and no connection is closed."""
+        node = self._node()
+        if node is None:
+            return False
+        self._lose_machine(node)
+        self._start_soon(node, self._choose.choice([8.0, 30.0]))
+        return True
+
+    def _lose_machine(self, node: Node) -> None:
+        node.stop()
+        node.machine = False
+        for worker in self._cluster.workers_of(node):
+            self._cluster.end(worker, "no power", silent=True)
+
+    def node_drained(self) -> bool:
+        """The operator drains a node, and starts it again later."""
+        node = self._node()
+        if node is None or not node.state.started or len(self._cluster.nodes) < 2:
+            return False
+        deadline_s = self._choose.choice([None, 3.0, 20.0])
+        node.decide(ev.DrainRequested(deadline_s, self._choose.choice(["drain", "notice"])))
+        self._watch_drain(node)
+        return True
+
+    def _watch_drain(self, node: Node) -> None:
+        life = node.life
+
+        def look() -> None:
+            if node.life == life:
+                if node.up:
+                    self._cluster.clock.after(2.0, look)
+                else:
+                    self._start_soon(node, 5.0)
+
+        self._cluster.clock.after(2.0, look)
+
+    # --- network -----------------------------------------------------------------------------------
+
+    def cut_from_etcd(self) -> bool:
+        """A node cannot reach etcd; the data plane works."""
+        node = self._choose.choice(self._cluster.nodes)
+        self._cluster.etcd.cut.add(node.index)
+        self._later(self._choose.choice([1.0, 7.0, 25.0]), lambda: self._joined_again(node))
+        return True
+
+    def cut_off(self) -> bool:
+        """A node reaches nobody."""
+        node = self._choose.choice(self._cluster.nodes)
+        self._part += 1
+        self._cluster.parts[node.index] = self._part
+        self._cluster.etcd.cut.add(node.index)
+        self._later(self._choose.choice([1.0, 7.0, 25.0]), lambda: self._joined_again(node))
+        return True
+
+    def partition(self) -> bool:
+        """The nodes fall into two parts; etcd is reached by one of them, or by both."""
+        cluster = self._cluster
+        self._part += 1
+        away = [n for n in cluster.nodes if self._choose.random() < 0.5]
+        both = self._choose.random() < 0.3
+        for node in away:
+            cluster.parts[node.index] = self._part
+            if not both:
+                cluster.etcd.cut.add(node.index)
+        seconds = self._choose.choice([1.0, 7.0, 25.0])
+        self._later(seconds, lambda: self._joined_again(*away))
+        return bool(away)
+
+    def _joined_again(self, *nodes: Node) -> None:
+        for node in nodes:
+            self._cluster.parts.pop(node.index, None)
+            self._cluster.etcd.cut.discard(node.index)
+        self._cluster.network_changed()
+
+    # --- etcd --------------------------------------------------------------------------------------
+
+    def etcd_down(self) -> bool:
+        """No majority for a while."""
+        return self._stop_etcd(self._choose.choice([4.0, 12.0, 30.0]))
+
+    def etcd_leader_change(self) -> bool:
+        """A new leader is elected."""
+        return self._stop_etcd(self._choose.uniform(0.5, 2.8))
+
+    def _stop_etcd(self, seconds: float) -> bool:
+        etcd = self._cluster.etcd
+        if not etcd.serves:
+            return False
+
+        def back() -> None:
+            etcd.start()
+            self._cluster.network_changed()
+
+        etcd.stop()
+        self._later(seconds, back)
+        return True
+
+    def compaction(self) -> bool:
+        """Everything up to now is compacted: whoever has not read it reads anew."""
+        self._cluster.etcd.keys.compact(self._cluster.etcd.keys.revision)
+        return True
+
+    def several_at_once(self) -> bool:
+        """Two or three faults within 50 ms, or a second apart."""
+        names = [n for n in self._cluster.scenario.faults if n != "several_at_once"]
+        if not names:
+            return False
+        for _ in range(self._choose.choice([2, 2, 3])):
+            name = self._choose.choice(names)
+            delay_s = self._choose.choice([self._choose.uniform(0.0, 0.05), 1.0])
+            self._later(delay_s, lambda n=name: self.do(n))  # type: ignore[misc]
+        return True
+
+    # --- small -------------------------------------------------------------------------------------
+
+    def _later(self, delay_s: float, act: Callable[[], object]) -> None:
+        def unless_over() -> None:
+            if not self._over:
+                act()
+
+        self._cluster.clock.after(delay_s, unless_over)
+
+    def _start_soon(self, node: Node, within_s: float) -> None:
+        def start() -> None:
+            if not node.up and node.index not in self.gone:
+                node.start()
+
+        self._cluster.clock.after(self._choose.uniform(0.2, within_s), start)
+
+    def _node(self) -> Node | None:
+        up = [node for node in self._cluster.nodes if node.up]
+        return self._choose.choice(up) if up else None
+
+    def _worker(self) -> Worker | None:
+        living = self._cluster.living()
+        return self._choose.choice(living) if living else None
+
+
+_FAULTS: Final[dict[str, Callable[[Faults], bool]]] = {n: getattr(Faults, n) for n in FAULTS}

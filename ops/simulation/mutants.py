@@ -1,0 +1,169 @@
+"""The production decisions with one rule left out. Each must be found by the simulation: a rule that can
+be left out unnoticed is either not needed or not tested."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgspec
+
+from rallypoint.daemon.core import changes, leader, permission, planning
+from rallypoint.daemon.core.frozen import replace
+from rallypoint.daemon.core.nodestate import NodeState
+from rallypoint.daemon.shared.plan import Plan, WorkerKey
+
+Wrapped = Callable[..., Any]
+Make = Callable[[Wrapped], Wrapped]
+
+
+@contextmanager
+def applied(name: str) -> Iterator[None]:
+    """Leave the rule of this name out, until the end of the block."""
+    owner, attribute, make = MUTANTS[name]
+    original = getattr(owner, attribute)
+    setattr(owner, attribute, make(original))
+    try:
+        yield
+    finally:
+        setattr(owner, attribute, original)
+
+
+def _plan(**changed: Any) -> Make:
+    """`build_plan`, with some fields of every plan overwritten."""
+
+    def make(build: Wrapped) -> Wrapped:
+        return lambda *args: msgspec.structs.replace(build(*args), **changed)
+
+    return make
+
+
+def _view(change: Callable[[planning.View], planning.View]) -> Make:
+    """`survey`, with something left out of every view."""
+
+    def make(survey: Wrapped) -> Wrapped:
+        return lambda *args, **kwargs: change(survey(*args, **kwargs))
+
+    return make
+
+
+def _newcomers_first(build: Wrapped) -> Wrapped:
+    def reversed_ranks(policy: Any, draft: planning.Draft, *rest: Any) -> Plan:
+        plan: Plan = build(policy, draft, *rest)
+        members = (*plan.members[len(draft.heirs) :], *plan.members[: len(draft.heirs)])
+        ranked = tuple(
+            msgspec.structs.replace(member, rank=rank) for rank, member in enumerate(members)
+        )
+        return msgspec.structs.replace(plan, members=ranked)
+
+    return reversed_ranks
+
+
+def _forced_with_newcomers(forced: Wrapped) -> Wrapped:
+    def make(view: planning.View, *rest: Any) -> planning.Draft:
+        return replace(forced(view, *rest), newcomers=view.newcomers)
+
+    return make
+
+
+def _any_formed(worker: Wrapped) -> Wrapped:
+    def make(*args: Any) -> planning.Worker | None:
+        found: planning.Worker | None = worker(*args)
+        return None if found is None else replace(found, heir=found.record.last_formed > 0)
+
+    return make
+
+
+def _silent_stay(after_probe: Wrapped) -> Wrapped:
+    def make(state: Any, view: Any, draft: planning.Draft, *rest: Any) -> changes.Due:
+        if draft.kind == "forced" and not draft.restore:
+            return replace(draft, heirs=draft.heirs[: state.policy.max_workers])
+        due: changes.Due = after_probe(state, view, draft, *rest)
+        return due
+
+    return make
+
+
+def _allow_all(refusal: Wrapped) -> Wrapped:
+    return lambda state, key, generation, now: ""
+
+
+def _never_past_lease(past_lease: Wrapped) -> Wrapped:
+    def make(state: NodeState, now: float) -> bool:
+        return False
+
+    return make
+
+
+def _same_number(next_generation: Wrapped) -> Wrapped:
+    def make(newest: int, members: Any, plan: Plan | None, job: Any) -> int:
+        return int(job.formed) + 1
+
+    return make
+
+
+def _lost_at_once(training: Wrapped) -> Wrapped:
+    def make(*args: Any, **kwargs: Any) -> frozenset[WorkerKey]:
+        return frozenset()
+
+    return make
+
+
+def _join_early(next_change: Wrapped) -> Wrapped:
+    def make(state: Any, view: planning.View, job: Any, now: float) -> changes.Due:
+        due = next_change(state, view, job, now)
+        if due is None and state.plan is not None and job.formed < state.plan.generation:
+            return changes._join(state, view, state.plan, now)
+        return due  # type: ignore[no-any-return]
+
+    return make
+
+
+def _restore_at_once(answered: Wrapped) -> Wrapped:
+    def make(
+        state: Any, view: planning.View, draft: Any, job: Any, answers: Any, now: float
+    ) -> Any:
+        return answered(state, replace(view, unproven=()), draft, job, answers, now)
+
+    return make
+
+
+def _any_members(choose: Wrapped) -> Wrapped:
+    def make(state: Any, ready: Sequence[planning.Worker], job: Any) -> Any:
+        return ready[: max(1, state.policy.min_workers)]
+
+    return make
+
+
+MUTANTS: Final[dict[str, tuple[Any, str, Make]]] = {
+    # rule 1
+    "number_used_again": (planning, "next_generation", _same_number),
+    # rule 2
+    "commit_past_lease_or_left_out": (permission, "commit_refusal", _allow_all),
+    "lease_never_ends": (NodeState, "past_lease", _never_past_lease),
+    "silence_is_loss": (planning, "_training_members", _lost_at_once),
+    # rule 3
+    "newcomer_ranks_first": (planning, "build_plan", _newcomers_first),
+    # rule 4
+    "forced_admits_newcomers": (changes, "_forced", _forced_with_newcomers),
+    "silent_are_not_left_out": (changes, "after_probe", _silent_stay),
+    "restore_without_asking": (changes, "_start_answered", _restore_at_once),
+    "joins_before_formed": (changes, "next_change", _join_early),
+    "left_out_are_forgotten": (planning, "still_left_out", lambda _: lambda *args: ()),
+    "holder_not_chosen": (changes, "_choose", _any_members),
+    # rule 5
+    "no_hold": (planning, "build_plan", _plan(hold=False)),
+    # formed mark, restores
+    "mark_is_ignored": (planning, "_worker", _any_formed),
+    "marked_when_anybody_formed": (
+        planning,
+        "survey",
+        _view(lambda view: replace(view, all_formed=view.all_formed or view.begun)),
+    ),
+    "no_commit_first": (planning, "build_plan", _plan(commit_first=False)),
+    # liveness
+    "broken_is_ignored": (planning, "survey", _view(lambda view: replace(view, broken=()))),
+    "absent_are_never_lost": (leader, "_judge_absent", lambda _: lambda state, *rest: (state, ())),
+    # rule 11
+    "starts_from_scratch": (changes, "_no_checkpoint", lambda _: lambda *args: None),
+}
+"""Name -> (where, attribute, what it becomes)."""
