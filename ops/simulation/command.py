@@ -16,6 +16,7 @@ from rallypoint.ops.simulation.running import Asked, Outcome
 from rallypoint.ops.simulation.scenario import FAULTS
 
 _SHOWN = 20
+_COUNTED = ("seeds", "steps", "generations", "iterations")
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,8 @@ def _asked(args: argparse.Namespace) -> Asked:
 
 def _text(document: dict[str, Any], args: argparse.Namespace) -> str:
     done = ", ".join(f"{name} {count}" for name, count in document["faults"].items())
-    lines = [
-        f"{document['seeds']} seeds, {document['steps']} steps, {document['generations']} generations, "
-        f"{document['iterations']} commits in {document['seconds']} s",
-        f"faults: {done}",
-    ]
+    counts = ", ".join(f"{document[name]} {name}" for name in _COUNTED)
+    lines = [f"{counts} in {document['seconds']} s", f"faults: {done}"]
     if document["violations"]:
         found = ", ".join(f"{name} {count}" for name, count in document["violations"].items())
         first = document["failed"][0]["seed"]

@@ -60,7 +60,8 @@ def _newcomers_first(build: Wrapped) -> Wrapped:
 
 def _forced_with_newcomers(forced: Wrapped) -> Wrapped:
     def make(view: planning.View, *rest: Any) -> planning.Draft:
-        return replace(forced(view, *rest), newcomers=view.newcomers)
+        draft: planning.Draft = forced(view, *rest)
+        return replace(draft, newcomers=view.newcomers)
 
     return make
 

@@ -1,0 +1,111 @@
+"""Clusters in virtual time: every invariant holds in every seed, every mutant is found, every seed is
+replayed exactly."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from rallypoint.daemon.shared.errors import ConfigError
+from rallypoint.ops.simulation.command import COMMAND
+from rallypoint.ops.simulation.mutants import MUTANTS
+from rallypoint.ops.simulation.running import Asked, run
+from rallypoint.ops.simulation.scenario import FAULTS
+
+SEEDS = 2000
+CHUNK = 125
+FOUND_WITHIN = 400
+"""A mutant is found by the first seeds of those that run here, or not at all."""
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    COMMAND.configure(parser)
+    return parser.parse_args(words)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_every_invariant_holds_in_every_seed(first: int) -> None:
+    faults: Counter[str] = Counter()
+    for seed in range(first, first + CHUNK):
+        outcome = run(seed, Asked())
+        assert not outcome.violation, (
+            f"rallypoint simulate --trace --first-seed {seed}: {outcome.message}"
+        )
+        assert outcome.iterations
+        assert outcome.generations
+        faults.update(outcome.faults)
+    assert set(faults) == set(FAULTS), "a kind of fault never happened"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_every_invariant_holds_with_a_thousand_nodes(seed: int) -> None:
+    outcome = run(seed, Asked(nodes=1000))
+    assert not outcome.violation, outcome.message
+    assert outcome.nodes == 1000
+    assert outcome.iterations
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_rule_that_is_left_out_is_found(mutant: str) -> None:
+    found = next(
+        (o for seed in range(FOUND_WITHIN) if (o := run(seed, Asked(mutant=mutant))).violation),
+        None,
+    )
+    assert found is not None, f"{FOUND_WITHIN} seeds pass without this rule"
+    assert not run(found.seed, Asked()).violation, "it is put back afterwards"
+
+
+@pytest.mark.slow
+def test_a_seed_is_replayed_exactly_in_another_process() -> None:
+    command = [sys.executable, "-m", "rallypoint.daemon.cli", "simulate", "--seeds", "1"]
+    said = [
+        subprocess.run(
+            [*command, "--first-seed", "7", "--trace"],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert said[0] == said[1]
+    assert "PLAN 1 forced start" in said[0]
+    assert "FAULT" in said[0]
+    assert said[0].endswith("every invariant held\n")
+
+
+def test_the_command_counts_and_says_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--seeds", "2", "--first-seed", "1", "--processes", "1", "--json")
+    assert COMMAND.run(parse(*words)) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["seeds"], document["violations"], document["failed"]) == (2, {}, [])
+    assert COMMAND.run(parse(*words[:-1], "--mutant", "number_used_again")) == 1
+    text = capsys.readouterr().out
+    assert "violations: one_plan" in text
+    assert "rallypoint simulate --trace --first-seed" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--mutant", "x"), "--mutant x: none of number_used_again"),
+        (("--faults", "fire"), "--faults fire: none of worker_killed"),
+        (("--seeds", "0"), "must be at least 1"),
+    ],
+    ids=["mutant", "fault", "seeds"],
+)
+def test_what_does_not_exist_is_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        COMMAND.run(parse(*words))
