@@ -90,6 +90,7 @@ class RankReduction:
     def backward(self, losses: Sequence[Tensor]) -> None:
         (loss,) = losses
         torch.autograd.backward(loss * self._collectives.world_size)  # DDP averages over ranks
+        self._collectives.wait_for_gradients()
 
     def _unreduced(self) -> AbstractContextManager[None]:
         if isinstance(self.module, DistributedDataParallel):

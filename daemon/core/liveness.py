@@ -199,7 +199,8 @@ def _outside(
 
 
 def _waits_for(waiter: Track, other: Track, policy: LivenessPolicy) -> bool:
-    """On a GPU a worker waits outside, for what it has put into the stream, and is ahead by that."""
+    """Who is ahead has left the collective that the other one has not entered: on a GPU it may wait
+    outside, for work of its own that is in the stream behind that."""
     if waiter.inside:
         return waiter.inside_s >= policy.settle_s and waiter.position >= other.position
     ahead = waiter.position > other.position and waiter.position[0] == other.position[0]

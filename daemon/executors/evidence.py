@@ -10,6 +10,7 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,8 @@ def _kernel(pid: int) -> str:
 
 async def _py_spy(pid: int) -> str:
     """Its dump, or why there is none."""
-    program = shutil.which("py-spy")
+    beside = Path(sys.executable).parent  # where pip puts it, also when that is not in PATH
+    program = shutil.which("py-spy") or shutil.which("py-spy", path=str(beside))
     if program is None:
         return "py-spy is not installed"
     process = await asyncio.create_subprocess_exec(

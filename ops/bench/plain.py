@@ -59,6 +59,9 @@ class PlainCollectives:
     def replicated(self, module: nn.Module) -> nn.Module:
         return DistributedDataParallel(module, gradient_as_bucket_view=True)
 
+    def wait_for_gradients(self) -> None:
+        return None
+
     def hit(self, failpoint: str) -> None:
         return None
 

@@ -81,6 +81,9 @@ class LockStepRank:
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         return module
 
+    def wait_for_gradients(self) -> None:
+        return None
+
     def hit(self, failpoint: str) -> None:
         before = self.hits.count(failpoint)
         self.hits.append(failpoint)

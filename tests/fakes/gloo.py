@@ -43,6 +43,9 @@ class GlooRank:
     def replicated(self, module: nn.Module) -> nn.Module:
         return self._group.wrap(module)
 
+    def wait_for_gradients(self) -> None:
+        self._group.wait_for_gradients()
+
     def hit(self, failpoint: str) -> None:
         return None
 

@@ -33,6 +33,10 @@ class Collectives(Protocol):
         """The module wrapped so that gradients are averaged over ranks in backward (DDP)."""
         ...
 
+    def wait_for_gradients(self) -> None:
+        """Wait until the reductions that backward of the wrapped module has begun are over."""
+        ...
+
     def hit(self, failpoint: str) -> None:
         """A named point for fault injection, inert unless armed."""
         ...
@@ -55,6 +59,9 @@ class SingleProcess:
 
     def replicated(self, module: nn.Module) -> nn.Module:
         return module
+
+    def wait_for_gradients(self) -> None:
+        return None
 
     def hit(self, failpoint: str) -> None:
         return None

@@ -213,17 +213,29 @@ class ProcessGroup:
 
     def _begun(self, work: dist.Work | None, value: Tensor) -> dist.Work:
         begun = _require(work)
-        if not value.is_cuda:
+        if value.device.type == "cpu":
             self._pending.append(begun)
         return begun
 
     def _wait(self, work: dist.Work, value: Tensor) -> None:
         """Wait until an operation has ended or the group is released, whichever comes first."""
         with self._collective():
-            if value.is_cuda:
-                work.wait()  # only the stream waits; the abort ends it
-            else:
+            if value.device.type == "cpu":
                 self._wait_for_end(work)
+            else:
+                work.wait()  # only the stream waits
+                self._wait_for_stream()
+
+    def wait_for_gradients(self) -> None:
+        """On a GPU DDP only puts its reductions into the stream. They are waited for here, as the last
+        of them is a collective like any other: all can then see who waits in it."""
+        if self._on_gpu:
+            with self._collective():
+                self._wait_for_stream()
+
+    def _wait_for_stream(self) -> None:
+        """Whoever needs the result next would wait for the stream anyway; the abort ends it."""
+        torch.cuda.current_stream(self._device).synchronize()
 
     def _wait_for_end(self, work: dist.Work) -> None:
         self._wake = wake = threading.Event()

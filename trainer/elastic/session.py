@@ -155,6 +155,10 @@ class ElasticSession(Generations[R]):
 
         return wait
 
+    def wait_for_gradients(self) -> None:
+        with self.group.guard("gradients"):
+            self.group.wait_for_gradients()
+
     def replicated(self, module: nn.Module) -> nn.Module:
         self.set_phase("wrap")
         with self.group.guard("wrap"):

@@ -16,6 +16,7 @@ from rallypoint.daemon.executors.evidence import Suspect
 from rallypoint.daemon.shared.plan import WorkerKey
 from rallypoint.daemon.shared.rundir import RunDir
 from rallypoint.daemon.shared.slotpage import SlotPage
+from tests.fakes.tracing import ptrace_permitted
 
 pytestmark = [pytest.mark.slow]
 
@@ -84,13 +85,49 @@ def test_stacks_page_and_threads_of_the_hung_one_and_its_peer(
     assert "nothing: stopped, or without the handler" in files["worker-1.txt"]
 
 
+@pytest.mark.skipif(not ptrace_permitted(), reason="Yama forbids to read other processes")
+def test_py_spy_reads_real_stacks_also_of_a_process_that_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "DUMP_TIMEOUT_S", 60.0)
+    rundir = RunDir(tmp_path / "run")
+    rundir.page(0).parent.mkdir(parents=True)
+    with process() as hung, process() as peer:
+        os.kill(hung, signal.SIGSTOP)
+        files = save(rundir, suspect(rundir, 0, hung), suspect(rundir, 1, peer))
+    for name in ("worker-0.txt", "worker-1.txt"):
+        dump = files[name].partition("--- py-spy\n")[2]
+        assert "in_a_loop (" in dump, dump
+
+
+def test_without_py_spy_the_kernel_says_where_a_stopped_process_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rundir = RunDir(tmp_path / "run")
+    rundir.page(0).parent.mkdir(parents=True)
+    with process() as hung:
+        os.kill(hung, signal.SIGSTOP)
+        without_py_spy(tmp_path, monkeypatch)
+        files = save(rundir, suspect(rundir, 0, hung))
+    assert "py-spy is not installed" in files["worker-0.txt"]
+    (thread,) = [x for x in files["worker-0.txt"].splitlines() if x.startswith("thread ")]
+    assert thread.startswith(f"thread {hung} python")
+    assert ": T, wchan " in thread
+    assert "phase='starting'" in files["worker-0.txt"], "the last phase, from its page"
+
+
+def without_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+
 def test_a_worker_that_is_gone_and_a_machine_without_py_spy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
     rundir = RunDir(tmp_path / "run")
     with process() as pid:
         pass
+    without_py_spy(tmp_path, monkeypatch)
     files = save(rundir, suspect(rundir, 0, pid))
     assert "not there any more" in files["worker-0.txt"]
     assert "py-spy is not installed" in files["worker-0.txt"]

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from rallypoint.daemon.executors import proctable
-from tests.fakes.supervised import Status
+from tests.fakes.supervised import Status, trains
+from tests.fakes.tracing import ptrace_permitted
 from tests.faults.conftest import Jobs
 from tests.faults.injectors.cases import Victim, kill, recover
 from tests.faults.injectors.job import WAIT_S, FaultJob, by_rank
@@ -74,6 +75,13 @@ def assert_ended_as_hung(job: FaultJob, victim: Victim) -> Path:
     return job.rundir.evidence / folder
 
 
+def assert_dumped(text: str, frame: str) -> bool:
+    """py-spy read this worker's stacks from outside, stopped or not, unless the machine was too busy."""
+    dump = text.partition("--- py-spy\n")[2]
+    assert frame in dump or "did not end within" in dump, dump
+    return True
+
+
 def assert_counted(job: FaultJob, before: dict[str, float]) -> None:
     """One more restart, and one more change, for a hang."""
     after = job.metrics()
@@ -99,6 +107,10 @@ def test_4_9_a_stopped_worker_is_ended_and_nobody_else(jobs: Jobs, point: str) -
         assert len(hung) == 1
         assert "State:\tT (stopped)" in hung[0]
         assert all("File " in text for text in texts if text not in hung), "stacks of the peers"
+        if ptrace_permitted():
+            assert_dumped(hung[0], "failpoints.py")
+            for text in texts:
+                assert text in hung or assert_dumped(text, "_wait_for_end (")
 
 
 @pytest.mark.parametrize("point", FORMING)
@@ -156,12 +168,43 @@ def test_4_9_a_worker_that_is_stuck_in_its_own_code_is_ended(
         assert job.end() == 0
 
 
-def test_4_9_a_slow_env_is_waited_for_and_seen_as_a_straggler(tmp_path: Path) -> None:
-    with hanging(tmp_path, "rollout", "slow") as job:
+@pytest.mark.parametrize(
+    ("how", "hang_s"),
+    [
+        pytest.param("slow", HANG_S, id="every step"),
+        pytest.param("nap", 10.0, id="one step of five seconds"),
+    ],
+)
+def test_4_9_a_slow_env_is_waited_for_and_seen_as_a_straggler(
+    tmp_path: Path, how: str, hang_s: float
+) -> None:
+    with hanging(tmp_path, "rollout", how, hang_s=hang_s) as job:
+        started = [job.wait_logged("worker_started", worker=f"local/{n}#1") for n in (0, 1)]
         job.wait_for(lambda _: _ratio(job) > 2.0, "the slow iteration")
         after = job.settle(2)
         assert [w["incarnation"] for w in after["workers"]] == [1, 1]
+        assert [w["pid"] for w in after["workers"]] == [line["pid"] for line in started]
         assert not job.logged("worker_killed")
+        assert not job.logged("generation_stuck")
+        assert job.end() == 0
+
+
+def test_4_9_all_inside_of_a_collective_that_never_ends_form_anew_and_nobody_is_ended(
+    tmp_path: Path,
+) -> None:
+    with hanging(tmp_path, "collective", "drop") as job:
+        line = job.wait_logged("generation_stuck")
+        assert "local/0#1" in line["reason"]
+        assert "local/1#1" in line["reason"]
+        before = line["generation"]
+        after = job.wait_for(lambda s: trains(s, 2) and s["generation"] > before, "to form anew")
+        after = job.settle(2)
+        started = [job.wait_logged("worker_started", worker=f"local/{n}#1") for n in (0, 1)]
+        assert [w["pid"] for w in after["workers"]] == [line["pid"] for line in started]
+        assert not job.logged("worker_killed")
+        assert not job.logged("worker_exited")
+        assert job.metrics()['membership_changes_total{cause="hang"}'] == 1
+        assert violations(job.history()) == []
         assert job.end() == 0
 
 
@@ -179,17 +222,32 @@ def test_4_9_a_worker_that_goes_on_in_time_is_left_alone(jobs: Jobs) -> None:
         assert after["generation"] == before["generation"]
 
 
-def test_4_9_a_node_that_was_frozen_as_a_whole_goes_on_as_it_was(jobs: Jobs) -> None:
-    with jobs.case(*OPTIONS) as job:
-        before = job.settle()
+@pytest.mark.parametrize(
+    ("detect_s", "frozen_s"),
+    [
+        pytest.param(5.0, HANG_S + 1.0, id="longer than a hang"),
+        pytest.param(1.0, HANG_S + 1.0, id="past its lease"),
+    ],
+)
+def test_4_9_a_node_that_was_frozen_as_a_whole_harms_nothing_and_goes_on_as_it_was(
+    jobs: Jobs, detect_s: float, frozen_s: float
+) -> None:
+    """Supervisor and workers stopped, and continued later, the workers first."""
+    with jobs.case(*OPTIONS, "--set", f"membership.detect_s={detect_s}") as job:
+        before, killed = job.settle(), len(job.logged("worker_killed"))
         pids = [job.process.pid, *(w["pid"] for w in before["workers"])]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(HANG_S + 1.0)  # the fault is this time itself
+        time.sleep(frozen_s)  # the fault is this time itself
         for pid in reversed(pids):
             os.kill(pid, signal.SIGCONT)
         after = job.settle()
         assert [w["pid"] for w in after["workers"]] == [w["pid"] for w in before["workers"]]
+        assert [w["incarnation"] for w in after["workers"]] == [
+            w["incarnation"] for w in before["workers"]
+        ]
+        assert len(job.logged("worker_killed")) == killed
+        assert violations(job.history()) == []
 
 
 def test_4_8_a_worker_that_runs_out_of_memory_has_crashed_and_proves_nothing(

@@ -1,8 +1,10 @@
-"""No collective may be captured in a CUDA graph: each of them asks first."""
+"""Collectives of a GPU, through fakes of the stream: never captured in a CUDA graph; whoever waits in
+one is seen to be inside."""
 
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -11,8 +13,10 @@ import torch.distributed as dist
 from torch import nn
 
 from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.slotpage import SlotPage
 from rallypoint.daemon.shared.timeouts import derive
 from rallypoint.trainer.elastic.group import ProcessGroup
+from rallypoint.trainer.elastic.presence import Presence
 from rallypoint.trainer.errors import TrainerError
 
 
@@ -82,3 +86,47 @@ def test_on_a_gpu_torch_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         group = ProcessGroup(derive(Config()), torch.device("cuda", 0), no_end)
     with pytest.raises(TrainerError, match="'barrier' while"):
         group.all_reduce_sum("barrier", torch.ones(()))
+
+
+class Stream:
+    """Stands for the CUDA stream: looks at the page while somebody waits for it."""
+
+    def __init__(self, page: SlotPage) -> None:
+        self.page = page
+        self.seen: list[tuple[int, bool]] = []
+        """(collectives entered, inside) during each wait."""
+
+    def synchronize(self) -> None:
+        counters = self.page.read()
+        self.seen.append((counters.collective, counters.inside))
+
+
+class Work:
+    """An operation of NCCL: to wait for it is to let the stream wait."""
+
+    def wait(self) -> None:
+        return None
+
+
+def test_who_waits_for_a_collective_of_the_gpu_is_inside_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the supervisor can tell that all wait, in NCCL as in gloo (DESIGN 4.9)."""
+    page = SlotPage(tmp_path / "0.page", create=True)
+    presence, stream = Presence(page), Stream(page)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: Work())
+    with patch.dict(os.environ):
+        group = ProcessGroup(
+            derive(Config()),
+            torch.device("cuda", 0),
+            no_end,
+            presence.collective,
+            capturing=lambda: False,
+        )
+    presence.join(3)
+    group.all_reduce_sum("mini_batch", torch.empty(3, device="meta"))
+    group.wait_for_gradients()
+    assert stream.seen == [(1, True), (2, True)]
+    assert (page.read().collective, page.read().inside) == (2, False)
+    page.close()
