@@ -114,10 +114,12 @@ class BlockReduction:
         self.module = policy
         self._kept: list[list[Tensor]] = []
         """Gradients of each shard, by micro-batch."""
+        collectives.hit("block_count")
         counts = collectives.all_gather("block_count", torch.tensor([len(blocks)]))
         self._width = max(1, *(int(count) for count in counts))
         mine = torch.full((self._width,), -1)  # no block: an empty shard, or padding
         mine[: len(blocks)] = torch.tensor(blocks, dtype=torch.int64)
+        collectives.hit("blocks")
         held = torch.cat(collectives.all_gather("blocks", mine)).tolist()
         self._order = sorted((i for i, b in enumerate(held) if b >= 0), key=held.__getitem__)
         ids = [held[i] for i in self._order]

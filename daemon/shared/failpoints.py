@@ -24,6 +24,8 @@ LOG_VARIABLE: Final = "RALLYPOINT_FAILPOINT_LOG"
 NAMES: Final = (
     # worker, in the order of an iteration
     "rollout",
+    "block_count",
+    "blocks",
     "gae",
     "mini_batch",
     "backward_begin",

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -35,11 +36,17 @@ RIGHT_BEFORE = {
     "last": "last_collective",
     "barrier": "prepared",
     "conclude": "conclude",
+    "block_count": "block_count",
+    "blocks": "blocks",
+    "block_gradients": "backward_begin",
 }
 """The failpoint right before each collective."""
 FORMING = ("who_is_where", "broadcast", "hash_compare")
-TRAINING = tuple(name for name in RIGHT_BEFORE if name not in (*FORMING, "conclude"))
+ORDERED = ("block_count", "blocks", "block_gradients")
+"""With ``ppo.reduction = "ordered"``."""
+TRAINING = tuple(x for x in RIGHT_BEFORE if x not in (*FORMING, *ORDERED, "conclude"))
 STUCK_WORKER = Path(__file__).parents[2] / "fakes/stuck_worker.py"
+Reduction = Literal["ddp", "ordered"]
 CONFIG = Config(
     env=EnvSection(task="pointmass", num_envs=16),
     ppo=PpoSection(hidden=(16, 16), rollout_steps=8, epochs=2),
@@ -110,18 +117,22 @@ class Scene:
 
 
 class Scenes:
-    """One scene for all cases of this module; a case that fails takes it with it."""
+    """One scene for all cases of a reduction; a case that fails takes it with it."""
 
     def __init__(self, base: Path) -> None:
         self._base = base
         self._count = 0
         self._open: tuple[ScriptedSupervisor, Scene] | None = None
+        self._reduction: Reduction = "ddp"
 
     @contextmanager
-    def case(self) -> Iterator[Scene]:
+    def case(self, reduction: Reduction = "ddp") -> Iterator[Scene]:
+        if self._reduction != reduction:
+            self.close()
         if self._open is None:
             self._count += 1
-            self._open = begin(self._base / str(self._count))
+            self._reduction = reduction
+            self._open = begin(self._base / str(self._count), reduction)
         try:
             yield self._open[1]
         except BaseException:  # whatever it was: the scene is of no use to the next case
@@ -134,11 +145,12 @@ class Scenes:
             self._open = None
 
 
-def begin(directory: Path) -> tuple[ScriptedSupervisor, Scene]:
+def begin(directory: Path, reduction: Reduction) -> tuple[ScriptedSupervisor, Scene]:
     directory.mkdir()
     arming = Arming(directory)
+    config = replace(CONFIG, ppo=replace(CONFIG.ppo, reduction=reduction))
     supervisor = ScriptedSupervisor(
-        directory / "run", CONFIG, failpoints=arming.environment[VARIABLE], shared=True
+        directory / "run", config, failpoints=arming.environment[VARIABLE], shared=True
     )
     supervisor.failpoint_log = Path(arming.environment[LOG_VARIABLE])
     supervisor.__enter__()
@@ -160,9 +172,14 @@ def test_there_is_a_point_before_every_collective() -> None:
     assert set(RIGHT_BEFORE) == set(collectives.NAMES)
 
 
-@pytest.mark.parametrize("collective", TRAINING)
-def test_released_from_a_collective_of_an_iteration(scenes: Scenes, collective: str) -> None:
-    with scenes.case() as scene:
+@pytest.mark.parametrize(
+    ("collective", "reduction"),
+    [*((name, "ddp") for name in TRAINING), *((name, "ordered") for name in ORDERED)],
+)
+def test_released_from_a_collective_of_an_iteration(
+    scenes: Scenes, collective: str, reduction: Reduction
+) -> None:
+    with scenes.case(reduction) as scene:
         scene.arming.arm(f"{RIGHT_BEFORE[collective]}:2=stop")
         scene.wait_until_third_is_silent(collective)
         scene.release()
