@@ -18,7 +18,6 @@ CPU tensors stay with gloo there too.
 import contextlib
 import datetime
 import os
-import socket
 import sys
 import threading
 import warnings
@@ -36,6 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rallypoint.daemon.shared.timeouts import Timeouts
 from rallypoint.trainer.elastic.meter import Meter
+from rallypoint.trainer.elastic.sockets import open_sockets, shut
 from rallypoint.trainer.errors import GroupBroken, RestartCold, TrainerError
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ class ProcessGroup:
         """
         with self._lock:
             self._generation = generation
-        before = _sockets()
+        before = open_sockets()
         hook = sys.excepthook  # every init wraps it once more and never unwinds
         try:
             dist.init_process_group(
@@ -129,7 +129,7 @@ class ProcessGroup:
         with self._lock:
             self._released = False
             self._aborting = None
-            self._sockets = {f: s for f, s in _sockets().items() if before.get(f) != s}
+            self._sockets = {f: s for f, s in open_sockets().items() if before.get(f) != s}
         _set_pg_timeout(datetime.timedelta(seconds=self._timeouts.collective_s), dist.group.WORLD)
 
     @property
@@ -152,7 +152,7 @@ class ProcessGroup:
                 self._expect_out(self._inside)
             if self._on_gpu:
                 self._begin_abort()
-            return sum(_shut(fd, link) for fd, link in self._sockets.items())
+            return sum(shut(fd, link) for fd, link in self._sockets.items())
 
     def close(self) -> None:
         """Leave the group; no member needs to agree."""
@@ -375,30 +375,3 @@ def _configure_nccl(timeouts: Timeouts) -> None:
         TORCH_NCCL_USE_COMM_NONBLOCKING="1",
         TORCH_NCCL_NONBLOCKING_TIMEOUT=str(max(1, round(timeouts.nccl_init_s))),
     )
-
-
-def _sockets() -> dict[int, str]:
-    """Sockets of this process, descriptor -> identity."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            link = os.readlink(f"/proc/self/fd/{name}")
-            if link.startswith("socket:"):
-                found[int(name)] = link
-    return found
-
-
-def _shut(fd: int, identity: str) -> bool:
-    """Shut a connected internet socket if the descriptor still is that socket."""
-    try:
-        if os.readlink(f"/proc/self/fd/{fd}") != identity:
-            return False
-        with socket.socket(fileno=os.dup(fd)) as copy:
-            if copy.family not in (socket.AF_INET, socket.AF_INET6):
-                return False
-            if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                return False
-            copy.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return False  # closed, or already shut, in the meantime: what we wanted
-    return True
