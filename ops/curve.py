@@ -34,8 +34,11 @@ class Curve:
     """(env steps, cause) of each change of membership after the first."""
 
 
-def read_curve(lines: Iterable[str]) -> Curve:
-    """The curve of a journal. Raises `NoCurveError` when it has no iteration with a figure."""
+def committed(
+    lines: Iterable[str],
+) -> tuple[dict[int, dict[str, Any]], list[tuple[int, str]]]:
+    """What a journal says of each iteration as it was trained in the end, by number; and (iteration,
+    cause) of each change of membership."""
     iterations: dict[int, dict[str, Any]] = {}
     changes: list[tuple[int, str]] = []
     for text in lines:
@@ -46,10 +49,15 @@ def read_curve(lines: Iterable[str]) -> Curve:
             changes.append((line["iteration"], line["cause"]))
         elif line.get("event") == "iteration":
             iterations[line["iteration"]] = line
+    return {number: iterations[number] for number in sorted(iterations)}, changes
+
+
+def read_curve(lines: Iterable[str]) -> Curve:
+    """The curve of a journal. Raises `NoCurveError` when it has no iteration with a figure."""
+    iterations, changes = committed(lines)
     figure = RETURN if any(RETURN in e["metrics"] for e in iterations.values()) else REWARD
     curve = Curve(figure=figure)
-    for number in sorted(iterations):
-        entry = iterations[number]
+    for entry in iterations.values():
         if figure in entry["metrics"]:
             curve.env_steps.append(entry["env_steps_total"])
             curve.values.append(entry["metrics"][figure])

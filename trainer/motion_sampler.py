@@ -101,10 +101,15 @@ class MotionSampler:
                 values[f"pending_{name}"].zero_()
             self._pending_iterations.zero_()
 
+    def failure_rates(self) -> Tensor:
+        """Failures per pass through each bin, prior included, ``[B]``."""
+        episodes = PRIOR + self._values["steps"] / self._lengths
+        return (PRIOR + self._values["failures"]) / episodes
+
     def figures(self) -> dict[str, float]:
         """What operators see of it."""
         p, values = self.probabilities(), self._values
-        rate = (PRIOR + values["failures"]) / (PRIOR + values["steps"] / self._lengths)
+        rate = self.failure_rates()
         by_frames = self._lengths / self._lengths.sum()
         return {
             "adp_samp/entropy": -torch.special.xlogy(p, p).sum().item(),
