@@ -36,7 +36,7 @@ OPTIONS = {
     " learning_rate learning_rate_bounds learning_rate_decision desired_kl kl_form max_grad_norm"
     " grad_clip value_coef entropy_coef hidden critic_hidden activation noise init_std std_bounds"
     " std_clamp normalise_actor normalise_critic normaliser_form normaliser_clip normaliser_prior"
-    " dtype reduction autocast compile",
+    " normaliser_update dtype reduction autocast compile",
     "sampler": "kind uniform cap_ratio alpha bin_cap clip_cap sonic_mean_every",
     "checkpoint": "url every_iterations every_s keep_last env_rows",
     "metrics": "bind port",

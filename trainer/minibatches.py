@@ -48,7 +48,8 @@ class MiniBatch:
 
 
 class MiniBatches:
-    """The samples of one rank's rollout, from which `epoch` deals mini-batches.
+    """The samples of one rank's rollout, from which `epoch` deals mini-batches. Observations are raw
+    where the rollout has them so.
 
     A *row* is what is shuffled: the trajectory of an env, or one transition. Rows are numbered by env
     block, so that a block's permutation is the same wherever the block is.
@@ -62,9 +63,12 @@ class MiniBatches:
         self._blocks = np.array(rollout.blocks, dtype=np.int64)
         self._steps = 1 if config.mini_batch_of == "trajectories" else len(rollout.rewards)
         self._block_rows = rollout.block * self._steps
-        same = rollout.critic_obs is rollout.actor_obs
-        self._actor_obs = self._rows(rollout.actor_obs)
-        self._critic_obs = None if same else self._rows(rollout.critic_obs)
+        actor_obs, critic_obs = rollout.actor_obs, rollout.critic_obs
+        if rollout.raw_actor_obs is not None:
+            actor_obs = rollout.raw_actor_obs
+            critic_obs = actor_obs if rollout.raw_critic_obs is None else rollout.raw_critic_obs
+        self._actor_obs = self._rows(actor_obs)
+        self._critic_obs = None if critic_obs is actor_obs else self._rows(critic_obs)
         self._vectors = torch.stack([self._rows(x) for x in (rollout.actions, rollout.mean)])
         scalars = (rollout.log_prob, rollout.values, advantages, returns)
         self._scalars = torch.stack([self._rows(x) for x in scalars])

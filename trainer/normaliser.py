@@ -1,7 +1,7 @@
 """Observation normalisation by one global running statistic per observation group.
 
 The statistics are frozen within an iteration and merged once at its end, from per-rank deltas: no
-sample is counted twice, whatever the world size.
+sample is counted twice, whatever the world size. (`rallypoint.trainer.epochstats` has SONIC's way.)
 """
 
 from collections.abc import Mapping
@@ -67,6 +67,10 @@ class Normaliser:
             self._tensors[f"{group}/count"] = count
             self._tensors[f"{group}/mean"] = zeros
             self._tensors[f"{group}/m2"] = torch.full_like(zeros, config.normaliser_prior)
+
+    def network_of(self, group: str) -> str:
+        """A network that sees a group of `dims` normalised: ``actor`` or ``critic``."""
+        return next(network for network, seen in self._networks.items() if seen == group)
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Live state: ``<group>/count`` (int64), ``<group>/mean`` and ``<group>/m2`` (float64)."""

@@ -49,13 +49,22 @@ class PpoLearner:
         self._optimiser = Adam(self.module.named_parameters(), ppo.learning_rate)
         self._normaliser = Normaliser(spec.obs_dims, ppo, device)
         self._episodes = EpisodeTracker(device)
-        self._update = PpoUpdate(self.module, self._optimiser, ppo, config.job.seed)
+        self._update = PpoUpdate(
+            self.module, self._optimiser, self._normaliser, ppo, config.job.seed
+        )
         self._reduction: Reduction = RankReduction(SingleProcess(), self.module)
         self._measured: Sequence[Measured] = (Measured(),)
         library = spec.library
         self.sampler = None if library is None else MotionSampler(config.sampler, library)
         self._bins = 0 if library is None else len(library.lengths)
         self._layout = Layout(self._normaliser.dims, (), self._bins)
+
+    @property
+    def moment_values(self) -> int:
+        """Numbers in the moments of a mini-batch's observations; 0 where nobody gathers them."""
+        if self._ppo.normaliser_update == "iteration":
+            return 0
+        return sum(1 + 2 * size for size in self._normaliser.dims.values())
 
     def register(self, registry: StateRegistry) -> None:
         """Register all state: ``model``, ``optimiser`` (learning rate included), ``normaliser``, for
@@ -107,6 +116,7 @@ class PpoLearner:
             block=self._block,
             block_moments=self._ppo.reduction == "ordered",
             final_obs=self._ppo.time_out_bootstrap == "final_obs",
+            raw_obs=self._ppo.normaliser_update == "sonic_epochs",
             on_step=on_step,
         )
         self._layout = Layout(
@@ -145,8 +155,9 @@ class PpoLearner:
         iteration. The iteration's figures: global means; one without a sample anywhere is absent."""
         here = self._reduction.unpack([r.to(self._device) for r in records])
         deltas, merged = figures.unpack(self._layout, here)
-        for group, delta in deltas.items():
-            self._normaliser.merge(group, delta)
+        if self._ppo.normaliser_update == "iteration":  # else the update has done it
+            for group, delta in deltas.items():
+                self._normaliser.merge(group, delta)
         if self.sampler is not None:
             counts = figures.unpack_bins(self._layout, here)
             self.sampler.merge(counts, world_size=len(records))

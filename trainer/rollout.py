@@ -71,6 +71,10 @@ class Rollout:
     """Sums of each term of the reward over the same episodes, float64 ``[K]``, by name."""
     figures: Mapping[str, Tensor]
     """Sums over the steps of the figures that the env gives, float64 ``[N]``, by name."""
+    raw_actor_obs: Tensor | None = None
+    """``actor_obs`` before they are normalised, where they were asked for."""
+    raw_critic_obs: Tensor | None = None
+    """Likewise; None also where both see the same group."""
     bins: Tensor | None = None
     """Bin of the motion library that each step was in, int64 ``[T, N]``; None for other tasks."""
     block_moments: tuple[Mapping[str, Moments], ...] = ()
@@ -97,7 +101,6 @@ class Rollout:
         rows = slice(start, start + self.block)
         ended = (self.episode_rows >= rows.start) & (self.episode_rows < rows.stop)
         cut = {name: getattr(self, name)[:, rows].contiguous() for name in _STEP_FIELDS}
-        final = self.final_values
         same = self.critic_obs is self.actor_obs
         critic_obs = cut["actor_obs"] if same else self.critic_obs[:, rows].contiguous()
         return replace(
@@ -105,14 +108,13 @@ class Rollout:
             env_ids=self.env_ids[rows],
             critic_obs=critic_obs,
             last_values=self.last_values[rows].clone(),
-            final_values=None if final is None else final[:, rows].contiguous(),
             obs_moments=moments,
             episode_rows=self.episode_rows[ended] - start,
             episode_returns=self.episode_returns[ended],
             episode_lengths=self.episode_lengths[ended],
             episode_terms={name: sums[ended] for name, sums in self.episode_terms.items()},
             figures={name: sums[rows].clone() for name, sums in self.figures.items()},
-            bins=None if self.bins is None else self.bins[:, rows].contiguous(),
+            **{name: _columns(getattr(self, name), rows) for name in _OPTIONAL_FIELDS},
             block_moments=(moments,),
             **cut,
         )
@@ -140,8 +142,7 @@ def join(first: Rollout, second: Rollout) -> Rollout:
         env_ids=ids[order],
         critic_obs=joined["actor_obs"] if same else both("critic_obs", 1),
         last_values=both("last_values", 0),
-        final_values=None if first.final_values is None else both("final_values", 1),
-        bins=None if first.bins is None else both("bins", 1),
+        **{name: both(name, 1) for name in _OPTIONAL_FIELDS if getattr(first, name) is not None},
         obs_moments={g: m.merge(second.obs_moments[g]) for g, m in first.obs_moments.items()},
         episode_rows=torch.argsort(index)[rows],
         episode_returns=torch.cat([first.episode_returns, second.episode_returns]),
@@ -159,6 +160,13 @@ def join(first: Rollout, second: Rollout) -> Rollout:
     )
 
 
+def _columns(x: Tensor | None, rows: slice) -> Tensor | None:
+    """Of ``[T, N, ...]``."""
+    return None if x is None else x[:, rows].contiguous()
+
+
+_OPTIONAL_FIELDS: Final = ("final_values", "raw_actor_obs", "raw_critic_obs", "bins")
+"""Tensors of a rollout that are ``[T, N, ...]`` or None."""
 _STEP_FIELDS: Final = (
     "actor_obs",
     "actions",
@@ -169,7 +177,7 @@ _STEP_FIELDS: Final = (
     "terminated",
     "truncated",
 )
-"""Tensors of a rollout that are ``[T, N, ...]``, the critic's observations and final values aside."""
+"""Tensors of a rollout that are ``[T, N, ...]``, the critic's observations aside."""
 
 
 _TERM: Final = "term/"
@@ -260,11 +268,12 @@ def collect(
     block: int,
     block_moments: bool,
     final_obs: bool,
+    raw_obs: bool,
     on_step: Callable[[int], None],
 ) -> Rollout:
     """Run ``env`` for T steps with the action noise ``[T, N, A]``, whose dtype and device are those
     of the rollout; ``on_step(t)`` is called after each step. With ``final_obs`` the rollout has
-    ``final_values``. Raises `EnvError` when the env breaks its contract."""
+    ``final_values``, with ``raw_obs`` what it says. Raises `EnvError` when the env breaks its contract."""
     scaling = normaliser.scaling(noise.dtype)
     std = policy.std()
     steps = _Steps([_like(noise, env.begin_rollout(iteration))], [], [], [], [])
@@ -281,10 +290,17 @@ def collect(
         on_step(t)
     final = _final_values(policy, scaling, env, steps, noise) if final_obs else None
     rollout = _assemble(policy, scaling, env, steps, noise, block, final)
-    if not block_moments:
-        return rollout
+    if raw_obs:
+        groups = ("actor", critic_group(env.spec.obs_dims))
+        actor, critic = (torch.stack([obs[g] for obs in steps.obs[:-1]]) for g in groups)
+        same = groups[0] == groups[1]
+        rollout = replace(rollout, raw_actor_obs=actor, raw_critic_obs=None if same else critic)
+    return rollout if not block_moments else _with_block_moments(rollout, scaling, steps)
+
+
+def _with_block_moments(rollout: Rollout, scaling: Scaling, steps: _Steps) -> Rollout:
     groups = {g: torch.stack([obs[g] for obs in steps.obs[:-1]]) for g in scaling.groups}
-    parts = {g: torch.split(raw, block, dim=1) for g, raw in groups.items()}
+    parts = {g: torch.split(raw, rollout.block, dim=1) for g, raw in groups.items()}
     count = len(rollout.blocks)
     by_block = [{g: _obs_moments(parts[g][b]) for g in parts} for b in range(count)]
     return replace(rollout, block_moments=tuple(by_block))

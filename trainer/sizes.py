@@ -40,6 +40,7 @@ def find_sizes(config: Config) -> Sizes:
         state_bytes=state.snapshot.buffer.nbytes,
         record_values=record.numel(),
         header_bytes=header_bytes(config),
+        moment_values=learner.moment_values,
         mini_batches=config.ppo.epochs * config.ppo.mini_batches,
     )
 

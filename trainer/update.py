@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rallypoint.daemon.shared.config import PpoSection
 from rallypoint.trainer.elastic.collectives import Collectives
+from rallypoint.trainer.epochstats import EpochStatistics
 from rallypoint.trainer.figures import SAMPLE_FIGURES, Measured
 from rallypoint.trainer.gae import compute_gae, with_final_values
 from rallypoint.trainer.kl import gaussian_kl, next_learning_rate
@@ -26,6 +27,7 @@ from rallypoint.trainer.losses import (
 )
 from rallypoint.trainer.minibatches import MiniBatch, MiniBatches
 from rallypoint.trainer.networks import ActorCritic
+from rallypoint.trainer.normaliser import Normaliser
 from rallypoint.trainer.optimiser import Adam
 from rallypoint.trainer.ordered import BlockReduction, RankReduction, Reduction
 from rallypoint.trainer.rollout import Rollout
@@ -39,9 +41,17 @@ _NORM_EPS = 1e-6
 class PpoUpdate:
     """Runs updates of one policy with one optimiser."""
 
-    def __init__(self, policy: ActorCritic, optimiser: Adam, config: PpoSection, seed: int) -> None:
+    def __init__(
+        self,
+        policy: ActorCritic,
+        optimiser: Adam,
+        normaliser: Normaliser,
+        config: PpoSection,
+        seed: int,
+    ) -> None:
         self._policy = policy
         self._optimiser = optimiser
+        self._normaliser = normaliser
         self._config = config
         self._seed = seed
 
@@ -68,13 +78,25 @@ class PpoUpdate:
         collectives.hit("gae")
         measured = [Measured(advantages=Moments.of(x.flatten())) for x, _ in found]
         shards = self._samples(reduction, parts, found, [m.advantages for m in measured])
+        statistics = self._statistics(reduction, shards, iteration)
         for epoch in range(self._config.epochs):
             epochs = [shard.epoch(iteration, epoch) for shard in shards]
-            for batches in zip(*epochs, strict=True):
+            for dealt in zip(*epochs, strict=True):
+                batches = dealt if statistics is None else statistics.advance(dealt)
                 if self._step(batches, rollout.std, collectives, reduction, measured):
                     on_optimiser_step()
                 collectives.hit("between_steps")
         return reduction, measured
+
+    def _statistics(
+        self, reduction: Reduction, shards: Sequence[MiniBatches], iteration: int
+    ) -> EpochStatistics | None:
+        if self._config.normaliser_update == "iteration":
+            return None
+        epochs = self._config.epochs
+        return EpochStatistics(
+            self._normaliser, reduction, shards, iteration=iteration, epochs=epochs
+        )
 
     def _samples(
         self,

@@ -32,6 +32,8 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """What precedes the record in the last collective."""
     mini_batches: int
     """E·M: mini-batches of one iteration."""
+    moment_values: int = 0
+    """Numbers in the moments of a mini-batch's observations, where they are gathered."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ class Collective:
     meaning: str
 
     def calls(self, sizes: Sizes) -> int:
-        """How often in one iteration (gradients: how many mini-batches)."""
+        """How often in one iteration (gradients: how many mini-batches); never, if it has no size."""
+        if not self.size_bytes(sizes):
+            return 0
         return {"iteration": 1, "mini_batch": sizes.mini_batches}.get(self.when, 0)
 
     def result_bytes(self, sizes: Sizes, world_size: int) -> int:
@@ -76,6 +80,11 @@ TABLE: Final = (
     Collective(
         *("advantage_moments", "iteration", "all-gather", "float64", "24", lambda _: 24),
         "count, mean, m2; with ppo.advantage_scope = global",
+    ),
+    Collective(
+        *("epoch_moments", "iteration", "all-gather", "float64", "8·E·M·moments of observations"),
+        lambda sizes: 8 * sizes.mini_batches * sizes.moment_values,
+        "with ppo.normaliser_update = sonic_epochs",
     ),
     Collective(
         *("mini_batch", "mini_batch", "sum", "float64", "24", lambda _: 24),

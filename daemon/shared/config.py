@@ -176,6 +176,9 @@ class PpoSection:
     """Clamp of normalised observations. None: no clamp."""
     normaliser_prior: int = 0
     """Samples of mean 0 and variance 1 that the statistics start with, counted once in all."""
+    normaliser_update: Literal["iteration", "sonic_epochs"] = "iteration"
+    """When statistics take in observations: once, at the end of an iteration. Or as SONIC does, for
+    fidelity: before each mini-batch those in it, so that each counts once per epoch."""
     dtype: Literal["float32", "float64"] = "float32"
     """Number type of observations, rewards, noise, rollout, networks and losses."""
     reduction: Literal["ddp", "ordered"] = "ddp"
