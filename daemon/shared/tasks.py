@@ -37,8 +37,9 @@ TASK_OVERRIDES: Final[MappingProxyType[str, MappingProxyType[str, Any]]] = Mappi
             {
                 **_SMALL,
                 "ppo.hidden": (128, 128),
-                "ppo.init_std": 0.4,
-                "ppo.desired_kl": 0.02,
+                "ppo.init_std": 0.3,
+                "ppo.desired_kl": 0.03,
+                "ppo.gamma": 0.98,
                 "ppo.entropy_coef": 0.0,
                 "job.iterations": 600,
             }

@@ -32,10 +32,10 @@ from the one before it."""
 PREVIEW_FRAMES: Final = 12
 """How far ahead of the next frame the policy sees the reference."""
 START_JOINT_NOISE_RAD: Final = 0.03
-GREATEST_HEIGHT_ERROR_M: Final = 0.2
-LEAST_UPRIGHT: Final = 0.75
+GREATEST_HEIGHT_ERROR_M: Final = 0.12
+LEAST_UPRIGHT: Final = 0.85
 """An episode is terminated when the cosine between the axis of the pelvis and that of the reference
-falls below this (41 degrees), or its height is off by more than `GREATEST_HEIGHT_ERROR_M`."""
+falls below this (32 degrees), or its height is off by more than `GREATEST_HEIGHT_ERROR_M`."""
 FALL_PENALTY: Final = 1.0
 _N: Final = len(JOINTS)
 _EE: Final = 3 * len(END_EFFECTORS)
@@ -44,11 +44,11 @@ _EE: Final = 3 * len(END_EFFECTORS)
 class Weights:
     """Reward rates, per second, and the errors at which a tracking term has fallen to 1/e."""
 
-    JOINT_POSITION, JOINT_POSITION_RAD = 1.5, 0.08
-    JOINT_VELOCITY, JOINT_VELOCITY_RAD_S = 0.3, 1.2
+    JOINT_POSITION, JOINT_POSITION_RAD = 1.5, 0.06
+    JOINT_VELOCITY, JOINT_VELOCITY_RAD_S = 0.5, 1.2
     ROOT_HEIGHT, ROOT_HEIGHT_M = 0.4, 0.04
     ROOT_AXES, ROOT_AXES_RAD = 0.6, 0.2
-    ROOT_PLACE, ROOT_PLACE_M = 0.2, 0.2
+    ROOT_PLACE, ROOT_PLACE_M = 0.4, 0.2
     END_EFFECTORS, END_EFFECTORS_M = 0.6, 0.06
     ACTION_CHANGE = -0.02
 

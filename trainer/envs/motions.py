@@ -206,10 +206,10 @@ CLIPS: Final = (
     Clip("sway_fast", 6.0, False, _sway(0.04, 1.4)),
     Clip("arm_swing_slow", 6.0, False, _arm_swing(0.6, 2.0)),
     Clip("arm_swing_fast", 5.5, False, _arm_swing(0.9, 0.9)),
-    Clip("march_slow", 8.0, True, _step(0.06, 2.0)),
+    Clip("march_slow", 7.0, True, _step(0.06, 1.6)),
     Clip("march_fast", 6.5, True, _step(0.1, 1.2)),
     Clip("walk_in_place_slow", 7.0, True, _step(0.04, 1.5, arm_rad=0.3)),
     Clip("walk_in_place_fast", 6.5, True, _step(0.05, 0.9, arm_rad=0.5)),
-    Clip("march_accelerating", 9.0, True, _step(0.12, 1.8, arm_rad=0.3, end_period_s=0.7)),
+    Clip("march_accelerating", 9.0, True, _step(0.14, 1.6, arm_rad=0.5, end_period_s=0.6)),
 )
 """All clips of the library, by difficulty."""
