@@ -86,6 +86,11 @@ class Rollout:
         return self.rewards.numel()
 
     @property
+    def step_fields(self) -> tuple[str, ...]:
+        """Names of the tensors that are ``[T, N, ...]`` and are there, but for ``critic_obs``."""
+        return tuple(name for name in _STEP_FIELDS if getattr(self, name) is not None)
+
+    @property
     def blocks(self) -> tuple[int, ...]:
         """Ids of the env blocks, ascending."""
         return tuple((self.env_ids[:: self.block] // self.block).tolist())
@@ -100,7 +105,7 @@ class Rollout:
     def _part(self, start: int, moments: Mapping[str, Moments]) -> "Rollout":
         rows = slice(start, start + self.block)
         ended = (self.episode_rows >= rows.start) & (self.episode_rows < rows.stop)
-        cut = {name: getattr(self, name)[:, rows].contiguous() for name in _STEP_FIELDS}
+        cut = {name: getattr(self, name)[:, rows].contiguous() for name in self.step_fields}
         same = self.critic_obs is self.actor_obs
         critic_obs = cut["actor_obs"] if same else self.critic_obs[:, rows].contiguous()
         return replace(
@@ -114,7 +119,6 @@ class Rollout:
             episode_lengths=self.episode_lengths[ended],
             episode_terms={name: sums[ended] for name, sums in self.episode_terms.items()},
             figures={name: sums[rows].clone() for name, sums in self.figures.items()},
-            **{name: _columns(getattr(self, name), rows) for name in _OPTIONAL_FIELDS},
             block_moments=(moments,),
             **cut,
         )
@@ -130,7 +134,7 @@ def join(first: Rollout, second: Rollout) -> Rollout:
         parts = [getattr(first, name), getattr(second, name)]
         return torch.cat(parts, dim).index_select(dim, index.to(parts[0].device))
 
-    joined: dict[str, Any] = {name: both(name, 1) for name in _STEP_FIELDS}
+    joined: dict[str, Any] = {name: both(name, 1) for name in first.step_fields}
     same = first.critic_obs is first.actor_obs
     moments = (*first.block_moments, *second.block_moments)
     by_block = sorted(
@@ -142,7 +146,6 @@ def join(first: Rollout, second: Rollout) -> Rollout:
         env_ids=ids[order],
         critic_obs=joined["actor_obs"] if same else both("critic_obs", 1),
         last_values=both("last_values", 0),
-        **{name: both(name, 1) for name in _OPTIONAL_FIELDS if getattr(first, name) is not None},
         obs_moments={g: m.merge(second.obs_moments[g]) for g, m in first.obs_moments.items()},
         episode_rows=torch.argsort(index)[rows],
         episode_returns=torch.cat([first.episode_returns, second.episode_returns]),
@@ -160,13 +163,6 @@ def join(first: Rollout, second: Rollout) -> Rollout:
     )
 
 
-def _columns(x: Tensor | None, rows: slice) -> Tensor | None:
-    """Of ``[T, N, ...]``."""
-    return None if x is None else x[:, rows].contiguous()
-
-
-_OPTIONAL_FIELDS: Final = ("final_values", "raw_actor_obs", "raw_critic_obs", "bins")
-"""Tensors of a rollout that are ``[T, N, ...]`` or None."""
 _STEP_FIELDS: Final = (
     "actor_obs",
     "actions",
@@ -176,6 +172,10 @@ _STEP_FIELDS: Final = (
     "rewards",
     "terminated",
     "truncated",
+    "final_values",
+    "raw_actor_obs",
+    "raw_critic_obs",
+    "bins",
 )
 """Tensors of a rollout that are ``[T, N, ...]``, the critic's observations aside."""
 
