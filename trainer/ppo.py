@@ -12,6 +12,7 @@ from rallypoint.trainer import figures
 from rallypoint.trainer.elastic.collectives import Collectives, SingleProcess
 from rallypoint.trainer.elastic.registry import Scope, StateRegistry
 from rallypoint.trainer.envs.base import EnvSpec, MotionEnv, VecEnv
+from rallypoint.trainer.episodes import EpisodeTracker
 from rallypoint.trainer.errors import TrainerError
 from rallypoint.trainer.figures import Layout, Measured
 from rallypoint.trainer.motion_sampler import MotionSampler
@@ -20,7 +21,7 @@ from rallypoint.trainer.normaliser import Normaliser
 from rallypoint.trainer.optimiser import Adam
 from rallypoint.trainer.ordered import RankReduction, Reduction
 from rallypoint.trainer.rng import policy_noise
-from rallypoint.trainer.rollout import EpisodeTracker, Rollout, collect
+from rallypoint.trainer.rollout import Rollout, collect
 from rallypoint.trainer.update import PpoUpdate
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from rallypoint.trainer.envs.base import StepResult
 from rallypoint.trainer.envs.pointmass import PointMass
+from rallypoint.trainer.episodes import EpisodeTracker
 from rallypoint.trainer.errors import EnvError, TrainerError
 from rallypoint.trainer.ppo import PpoLearner
-from rallypoint.trainer.rollout import EpisodeTracker, Rollout
+from rallypoint.trainer.rollout import Rollout
 from tests.fakes.training import BLOCK, config, make_worker
 
 T = 24
