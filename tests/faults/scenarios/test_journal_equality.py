@@ -24,12 +24,13 @@ SETTINGS = (
 DURING = (
     *("rollout:1@4=kill", "backward_begin:1@8=kill", "backward_end:0@12=kill"),
     *("between_steps:1@16=kill", "last_collective:0@20=kill", "prepared:1@24=kill"),
-    *("committed:0@28=kill", "gae:1@32=kill"),
+    *("committed:0@28=kill", "gae:1@32=kill", "leave_generation:1=kill"),
 )
-"""In the rollout, in the backward pass, between optimiser steps, in the merge, past the safe point."""
+"""In the rollout, in the backward pass, between optimiser steps, in the merge, right after the safe
+point, and right after one at which somebody enters."""
 REBUILD = (
     *("rollout:2@4=kill", "who_is_where:1@4=kill", "rollout:2@8=kill", "hash_compare:0@8=kill"),
-    *("leave_generation:1@12=kill", "rollout:1@16=kill", "broadcast:2@16=kill"),
+    *("rollout:1@12=kill", "broadcast:0@12=kill"),
 )
 """A second one while the group is rebuilt, with the newcomer's state under way or compared."""
 
@@ -58,7 +59,7 @@ def test_killed_in_every_part_of_an_iteration(tmp_path: Path) -> None:
     settings = (*SETTINGS, "job.min_workers=2")
     paused = pauses(*range(3, ITERATIONS, 4))
     found = run(tmp_path / "run", 3, ITERATIONS, settings, faults=",".join((*DURING, paused)))
-    assert found.killed == DURING
+    assert set(found.killed) == set(DURING)
     causes = generations(found)
     assert causes.count(("worker_lost", False)) >= len(DURING)
     assert ("join", False) in causes
@@ -72,10 +73,10 @@ def test_killed_in_every_part_of_an_iteration(tmp_path: Path) -> None:
 def test_killed_while_the_group_is_rebuilt(tmp_path: Path) -> None:
     """Always three workers: it waits for the lost before it goes on."""
     settings = (*SETTINGS, "job.min_workers=3")
-    found = run(tmp_path / "run", 3, 20, settings, faults=",".join(REBUILD))
+    found = run(tmp_path / "run", 3, 16, settings, faults=",".join(REBUILD))
     assert set(found.killed) == set(REBUILD)
     report = reproduced(found.directory / "journal.jsonl", found.directory / "checkpoints")
-    assert_reproduced(report, 20)
+    assert_reproduced(report, 16)
 
 
 def test_one_drains_and_one_joins(tmp_path: Path) -> None:
