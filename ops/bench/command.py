@@ -1,4 +1,4 @@
-"""``rallypoint bench recovery|throughput|scaling|soak``: measurements of real jobs on this machine."""
+"""``rallypoint bench recovery|throughput|ppo|scaling|soak``: measurements on this machine."""
 
 import argparse
 import itertools
@@ -11,7 +11,7 @@ from typing import Any
 from rallypoint.daemon.shared.command import Command
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.tasks import TASK_OVERRIDES
-from rallypoint.ops.bench import peer, recovery, report, scaling, soak, throughput
+from rallypoint.ops.bench import peer, ppo, recovery, report, scaling, soak, throughput
 from rallypoint.ops.bench.job import Job
 from rallypoint.ops.bench.recovery import Kill
 from rallypoint.ops.bench.soak import Blow
@@ -43,6 +43,15 @@ class BenchCommand:
         rates.add_argument("--iterations", type=int, default=20, metavar="N")
         rates.add_argument("--rounds", type=int, default=3, metavar="N")
         rates.add_argument("--seed", type=int, default=1, help="of the job")
+        text = "PPO beside RSL-RL's, on the same env: env steps a second, rollout and update time"
+        rivals = benchmarks.add_parser("ppo", help=text, description=text)
+        rivals.add_argument("--iterations", type=int, default=5, metavar="N", help="of a turn")
+        rivals.add_argument("--rounds", type=int, default=6, metavar="N")
+        rivals.add_argument("--seed", type=int, default=1, help="of the job")
+        text = f"where RSL-RL is installed (default {ppo.default_peer()})"
+        rivals.add_argument(
+            "--peer", type=Path, default=ppo.default_peer(), metavar="DIR", help=text
+        )
         text = "many kills in one run, of workers and of the supervisor; what must hold after each"
         blows = benchmarks.add_parser("soak", help=text, description=text)
         blows.add_argument("--workers", type=int, default=3, metavar="N")
@@ -54,7 +63,7 @@ class BenchCommand:
         scales.add_argument("--iterations", type=int, default=20, metavar="N")
         scales.add_argument("--seed", type=int, default=1, help="of the job")
         for parts, task in (
-            *((kills, DEFAULT), (rates, DEFAULT), (scales, DEFAULT)),
+            *((one, DEFAULT) for one in (kills, rates, rivals, scales)),
             (blows, "pointmass"),
         ):
             _add_common(parts, task)
@@ -75,6 +84,9 @@ class BenchCommand:
                 document = _scaling(args, Path(directory))
                 text = scaling.text(document)
                 failed = not document["agrees"]
+            elif args.benchmark == "ppo":
+                document = _ppo(args, Path(directory))
+                text = ppo.text(document)
             else:
                 document = _throughput(args, Path(directory))
                 text = report.throughput_text(document)
@@ -175,6 +187,23 @@ def _throughput(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     ]
     envs = {"num_envs": config.env.num_envs * args.workers, "iterations": args.iterations}
     return report.throughput_document(rounds, {**_about(args), **envs})
+
+
+def _ppo(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    if min(args.iterations, args.rounds) < 1:
+        raise ConfigError("--iterations and --rounds must be at least 1")
+    config = ppo.configuration(_job_settings(args))
+    there = (args.peer / "rsl_rl").is_dir()
+    rounds = ppo.measure(
+        directory,
+        config,
+        args.peer if there else None,
+        rounds=args.rounds,
+        iterations=args.iterations,
+    )
+    about = {"task": args.task, "seed": args.seed, "settings": args.settings}
+    own = {"num_envs": config.env.num_envs, "peer": str(args.peer)}
+    return ppo.document(rounds, args.iterations, {**about, **own})
 
 
 COMMAND: Command = BenchCommand()

@@ -66,6 +66,14 @@ class PlainCollectives:
         return None
 
 
+def make_assigned_env(config: Config, rank: int) -> EmbeddedEnv:
+    """The env of this rank, with ``env.num_envs`` envs."""
+    env = make_env(config, dtype=DTYPES[config.ppo.dtype])
+    size = config.env.num_envs
+    env.assign(np.arange(rank * size, (rank + 1) * size, dtype=np.int64), iteration=0)
+    return env
+
+
 def training(config: Config, env: EmbeddedEnv) -> Iterate:
     """One iteration of plain training."""
     learner = PpoLearner(config, env.spec, torch.device("cpu"))
@@ -104,9 +112,7 @@ def run(mode: str, directory: Path, rank: int, world_size: int, warm_up: int, co
     dist.init_process_group(
         "gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=world_size
     )
-    env = make_env(config, dtype=DTYPES[config.ppo.dtype])
-    size = config.env.num_envs
-    env.assign(np.arange(rank * size, (rank + 1) * size, dtype=np.int64), iteration=0)
+    env = make_assigned_env(config, rank)
     iterate = {"plain": training, "env": stepping}[mode](config, env)
     for iteration in range(1, warm_up + 1):
         iterate(iteration)
@@ -116,7 +122,7 @@ def run(mode: str, directory: Path, rank: int, world_size: int, warm_up: int, co
         iterate(iteration)
     dist.barrier()  # the slowest rank decides, as in training
     seconds = time.monotonic() - begin_s
-    env_steps = count * size * config.ppo.rollout_steps
+    env_steps = count * config.env.num_envs * config.ppo.rollout_steps
     (directory / f"rank-{rank}.json").write_text(
         json.dumps({"env_steps": env_steps, "seconds": seconds})
     )

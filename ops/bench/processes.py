@@ -27,16 +27,23 @@ def environment() -> dict[str, str]:
 
 
 def start(
-    command: Sequence[str], log: Path, extra: Mapping[str, str] | None = None
+    command: Sequence[str],
+    log: Path,
+    extra: Mapping[str, str] | None = None,
+    *,
+    pipes: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a process that writes both outputs into ``log``; it gets SIGTERM when this one dies."""
+    """Start a process that writes both outputs into ``log``, or with ``pipes`` only standard error; it
+    gets SIGTERM when this one dies. It leads a session of its own, as a worker does: a scheduler that
+    shares by session then gives each process of a benchmark the same share."""
     with log.open("ab") as output:
         return subprocess.Popen(
             list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
+            stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if pipes else output,
+            stderr=output,
             env={**environment(), **(extra or {})},
+            start_new_session=True,
             preexec_fn=_end_with_parent,  # noqa: PLW1509 - a benchmark has no other threads
         )
 
