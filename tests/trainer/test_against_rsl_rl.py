@@ -1,15 +1,12 @@
 """``profile = rsl_rl`` against RSL-RL 5.5.1 itself, on the same data.
 
-RSL-RL is in a folder of its own, installed once and kept in the directory for temporary files; nothing
-else sees it.
+It runs in a process of its own.
 """
 
-import fcntl
 import json
 import os
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +22,9 @@ from rallypoint.trainer.rng import permutation
 from rallypoint.trainer.rollout import Rollout
 from rallypoint.trainer.statistics import Moments, standardise
 from rallypoint.trainer.update import advantages_of
-from tests.fakes import rsl_rl_update
+from tests.fakes import rsl_rl_site, rsl_rl_update
 from tests.fakes.training import Worker, make_worker
 
-PACKAGES = ("rsl-rl-lib==5.5.1", "tensordict==0.15.3", "cloudpickle==3.1.3", "pyvers==0.2.3")
 PROGRAM = Path(rsl_rl_update.__file__)
 BLOCKS = (0, 1, 2, 3)
 ITERATION = 2
@@ -37,24 +33,7 @@ ITERATION = 2
 @pytest.fixture(scope="session")
 def rsl_rl() -> Path:
     """A folder with RSL-RL and what it imports, beside torch. Skips where it cannot be installed."""
-    folder = Path(tempfile.gettempdir()) / f"rallypoint-tests-{os.getuid()}" / "-".join(PACKAGES)
-    folder.mkdir(parents=True, exist_ok=True)
-    done = folder / "complete"
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of this session may be at it
-        if not done.exists():
-            command = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--target"]
-            installed = subprocess.run(
-                [*command, str(folder / "site"), *PACKAGES],
-                capture_output=True,
-                text=True,
-                timeout=100,
-                check=False,
-            )
-            if installed.returncode:
-                pytest.skip(f"RSL-RL cannot be installed: {installed.stderr.strip()[-300:]}")
-            done.touch()
-    return folder / "site"
+    return rsl_rl_site.installed()
 
 
 def settings() -> Config:
