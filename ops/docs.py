@@ -130,7 +130,8 @@ def configuration_page() -> str:
         that may be unset. A key that does not exist is refused (exit code 2) with the nearest one that does,
         and so is a value out of range, with its origin.
 
-        Workers of one job must agree on `job.seed` and everything in `[env]` and `[ppo]`: a run's directory
+        Workers of one job must agree on `job.seed` and everything in `[env]`, `[ppo]`,
+        `[sampler]` and `[distill]`: a run's directory
         that was made with other values is refused, with the difference.
         """
     ]

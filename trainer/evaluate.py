@@ -20,6 +20,7 @@ from rallypoint.trainer.errors import TrainerError
 from rallypoint.trainer.evaluate_motions import ClipEvaluation, evaluate_clips
 from rallypoint.trainer.ppo import DTYPES, PpoLearner
 
+CPU: Final = torch.device("cpu")
 FIRST_ENV_ID: Final = 2**31
 """Training uses smaller ids: these envs are unseen."""
 ITERATION: Final = 0
@@ -94,10 +95,15 @@ def configuration(loaded: LoadedCheckpoint) -> Config:
         ) from error
 
 
-def restore_learner(loaded: LoadedCheckpoint, config: Config, spec: EnvSpec) -> PpoLearner:
+def restore_learner(
+    loaded: LoadedCheckpoint,
+    config: Config,
+    spec: EnvSpec,
+    device: torch.device = CPU,
+) -> PpoLearner:
     """A learner with the state of a checkpoint. Raises `StateMismatch` when it does not fit."""
     eager = replace(config, ppo=replace(config.ppo, compile=None))  # no compiler for a few passes
-    learner = PpoLearner(eager, spec, torch.device("cpu"))
+    learner = PpoLearner(eager, spec, device)
     registry = StateRegistry()
     learner.register(registry)
     live = registry.shared()

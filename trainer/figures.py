@@ -38,6 +38,11 @@ _NAMES = (
     "advantage_mean",
     "advantage_square",
 )
+PPO_FIGURES = {
+    *("policy_loss", "value_loss", "clip_fraction", "ppo_loss", "value_clip_fraction"),
+    *("ratio_mean", "ratio_var"),
+}
+"""What only PPO's loss gives a meaning."""
 _SPREADS = {"ratio": ("ratio_var", 1.0), "advantage": ("advantage_std", 0.5)}
 """Mean and mean square become a figure of spread: its name, and the power of the variance."""
 
@@ -49,7 +54,7 @@ class Measured:
     sample_sums: Tensor = field(
         default_factory=lambda: torch.zeros(len(SAMPLE_FIGURES), dtype=torch.float64)
     )
-    """Sums over this rank's samples, in the order of `SAMPLE_FIGURES`."""
+    """Sums over this rank's samples, in the order of `SAMPLE_FIGURES`, then of `Layout.extra`."""
     samples: int = 0
     """Samples in them."""
     gradient_norm_sum: float = 0.0
@@ -81,12 +86,15 @@ class Layout:
     """Bins of the motion library; 0 for tasks without one."""
     reward_terms: Sequence[str] = ()
     """Terms of the env's reward, in its order."""
+    extra: Sequence[str] = ()
+    """Loss terms beside PPO's: means over samples too."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """All figures, in the order of the record."""
         env_figures = (f"figure/{name}" for name in self.env_figures)
-        return (*_NAMES, *env_figures, *(f"episode/rew_{name}" for name in self.reward_terms))
+        terms = (f"episode/rew_{name}" for name in self.reward_terms)
+        return (*_NAMES, *env_figures, *terms, *self.extra)
 
 
 def pack(layout: Layout, rollout: Rollout, measured: Measured) -> Tensor:
@@ -98,6 +106,8 @@ def pack(layout: Layout, rollout: Rollout, measured: Measured) -> Tensor:
     ]
     episodes = len(rollout.episode_returns)
     pairs += [(rollout.episode_terms[name].sum().item(), episodes) for name in layout.reward_terms]
+    extra = measured.sample_sums.tolist()[len(SAMPLE_FIGURES) :] or [0.0] * len(layout.extra)
+    pairs += [(value, measured.samples) for value in extra]
     figures = torch.tensor(pairs, dtype=torch.float64, device=rollout.rewards.device)
     return torch.cat([*moments, figures.flatten(), *_bin_counts(layout, rollout)])
 
@@ -153,7 +163,7 @@ def _pairs(rollout: Rollout, measured: Measured) -> list[tuple[float, float]]:
         (rollout.rewards.sum(dtype=torch.float64).item(), rollout.env_steps),
         (rollout.episode_returns.sum().item(), episodes),
         (rollout.episode_lengths.sum().item(), episodes),
-        *((value, measured.samples) for value in measured.sample_sums.tolist()),
+        *((x, measured.samples) for x in measured.sample_sums.tolist()[: len(SAMPLE_FIGURES)]),
         (measured.gradient_norm_sum, measured.steps),
         (measured.skipped_steps, 1),
         (gaussian_entropy(rollout.std).item() * rollout.env_steps, rollout.env_steps),

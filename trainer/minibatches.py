@@ -34,14 +34,16 @@ class MiniBatch:
     """Standardised, ``[B]``."""
     returns: Tensor
     """``[B]``."""
+    label: Tensor | None = None
+    """Action means of a teacher, ``[B, A]``."""
 
     def split(self, count: int) -> list["MiniBatch"]:
         """``count`` micro-batches, in order; empty ones of an empty mini-batch."""
         if count == 1:
             return [self]
-        names = [field.name for field in fields(self)]
+        names = [f.name for f in fields(self) if getattr(self, f.name) is not None]
         parts = zip(*(getattr(self, name).tensor_split(count) for name in names), strict=True)
-        batches = [MiniBatch(*part) for part in parts]
+        batches = [MiniBatch(**dict(zip(names, part, strict=True))) for part in parts]
         if self.critic_obs is self.actor_obs:
             batches = [replace(batch, critic_obs=batch.actor_obs) for batch in batches]
         return batches
@@ -69,6 +71,7 @@ class MiniBatches:
             critic_obs = actor_obs if rollout.raw_critic_obs is None else rollout.raw_critic_obs
         self._actor_obs = self._rows(actor_obs)
         self._critic_obs = None if critic_obs is actor_obs else self._rows(critic_obs)
+        self._labels = None if rollout.labels is None else self._rows(rollout.labels)
         self._vectors = torch.stack([self._rows(x) for x in (rollout.actions, rollout.mean)])
         scalars = (rollout.log_prob, rollout.values, advantages, returns)
         self._scalars = torch.stack([self._rows(x) for x in scalars])
@@ -117,4 +120,8 @@ class MiniBatches:
         if self._config.advantage_scope == "mini_batch":
             ddof = self._config.advantage_ddof
             advantage = standardise(advantage, Moments.of(advantage), ddof=ddof)
-        return MiniBatch(actor_obs, critic_obs, actions, mean, log_prob, values, advantage, returns)
+        label = None
+        if self._labels is not None:
+            label = self._labels.index_select(0, rows).flatten(0, 1)
+        scalars = (log_prob, values, advantage, returns)
+        return MiniBatch(actor_obs, critic_obs, actions, mean, *scalars, label)

@@ -21,7 +21,7 @@ from rallypoint.trainer.normaliser import Normaliser
 from rallypoint.trainer.optimiser import Adam
 from rallypoint.trainer.ordered import RankReduction, Reduction
 from rallypoint.trainer.rng import policy_noise
-from rallypoint.trainer.rollout import Rollout, collect
+from rallypoint.trainer.rollout import Advice, Rollout, collect
 from rallypoint.trainer.update import PpoUpdate
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
@@ -50,9 +50,7 @@ class PpoLearner:
         self._optimiser = Adam(self.module.named_parameters(), ppo.learning_rate)
         self._normaliser = Normaliser(spec.obs_dims, ppo, device)
         self._episodes = EpisodeTracker(device)
-        self._update = PpoUpdate(
-            self.module, self._optimiser, self._normaliser, ppo, config.job.seed
-        )
+        self._update = PpoUpdate(self.module, self._optimiser, self._normaliser, config)
         self._reduction: Reduction = RankReduction(SingleProcess(), self.module)
         self._measured: Sequence[Measured] = (Measured(),)
         library = spec.library
@@ -66,6 +64,16 @@ class PpoLearner:
         if self._ppo.normaliser_update == "iteration":
             return 0
         return sum(1 + 2 * size for size in self._normaliser.dims.values())
+
+    def _advice(self, env_ids: NDArray[np.int64], iteration: int) -> Advice | None:
+        """The teacher of a student."""
+        return None
+
+    def frozen_tensors(self) -> dict[str, Tensor]:
+        """What the mean policy is made of: parameters and statistics of observations."""
+        model = {f"model/{name}": p for name, p in self.module.named_parameters()}
+        scale = {f"normaliser/{name}": t for name, t in self._normaliser.tensors().items()}
+        return {**model, **scale}
 
     def register(self, registry: StateRegistry) -> None:
         """Register all state: ``model``, ``optimiser`` (learning rate included), ``normaliser``, for
@@ -118,6 +126,7 @@ class PpoLearner:
             block_moments=self._ppo.reduction == "ordered",
             final_obs=self._ppo.time_out_bootstrap == "final_obs",
             raw_obs=self._ppo.normaliser_update == "sonic_epochs",
+            advice=self._advice(env.env_ids, iteration),
             on_step=on_step,
         )
         self._layout = Layout(
@@ -125,6 +134,7 @@ class PpoLearner:
             tuple(rollout.figures),
             self._bins,
             tuple(rollout.episode_terms),
+            self._update.extra_figures,
         )
         return rollout
 

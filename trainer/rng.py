@@ -35,6 +35,7 @@ class Purpose(IntEnum):
     ENV_ASSIGN = 3
     ENV_RESET = 4
     ENV_COMMAND = 5
+    TEACHER_ACTS = 6
 
 
 def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:

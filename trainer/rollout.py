@@ -78,6 +78,8 @@ class Rollout:
     """Likewise; None also where both see the same group."""
     bins: Tensor | None = None
     """Bin of the motion library that each step was in, int64 ``[T, N]``; None for other tasks."""
+    labels: Tensor | None = None
+    """Action means of a teacher in the same states, ``[T, N, A]``. None: there is no teacher."""
     block_moments: tuple[Mapping[str, Moments], ...] = ()
     """``obs_moments`` of each env block alone, where they were asked for."""
 
@@ -177,8 +179,19 @@ _STEP_FIELDS: Final = (
     "raw_actor_obs",
     "raw_critic_obs",
     "bins",
+    "labels",
 )
 """Tensors of a rollout that are ``[T, N, ...]``, the critic's observations aside."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A teacher beside the policy."""
+
+    label: Callable[[Tensor], Tensor]
+    """Its action means ``[N, A]`` for raw observations of the actor's group ``[N, D]``."""
+    acts: Tensor
+    """Envs in which it also acts, ``[N]`` bool."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +203,7 @@ class _Steps:
     actions: list[Tensor]
     results: list[StepResult]
     episodes: list[Ended]
+    labels: list[Tensor]
 
 
 @torch.no_grad()
@@ -205,17 +219,24 @@ def collect(
     block_moments: bool,
     final_obs: bool,
     raw_obs: bool,
+    advice: Advice | None,
     on_step: Callable[[int], None],
 ) -> Rollout:
     """Run ``env`` for T steps with the action noise ``[T, N, A]``, whose dtype and device are those
     of the rollout; ``on_step(t)`` is called after each step. With ``final_obs`` the rollout has
-    ``final_values``, with ``raw_obs`` what it says. Raises `EnvError` when the env breaks its contract."""
+    ``final_values``, with ``raw_obs`` what it says, with ``advice`` ``labels``. Raises `EnvError` when the
+    env breaks its contract."""
     scaling = normaliser.scaling(noise.dtype)
     std = policy.std()
-    steps = _Steps([_like(noise, env.begin_rollout(iteration))], [], [], [], [])
+    steps = _Steps([_like(noise, env.begin_rollout(iteration))], [], [], [], [], [])
     for t in range(noise.shape[0]):
         mean = _by_rows(policy.mean, scaling.apply("actor", steps.obs[t]["actor"]))
-        actions = torch.addcmul(mean, std, noise[t])
+        acting = mean
+        if advice is not None:
+            label = _by_rows(advice.label, steps.obs[t]["actor"])
+            steps.labels.append(label)
+            acting = torch.where(advice.acts[:, None], label, mean)
+        actions = torch.addcmul(acting, std, noise[t])
         result = env.step(actions)
         reward, done = result.reward.to(noise.device), _done(result).to(noise.device)
         steps.means.append(mean)
@@ -308,6 +329,7 @@ def _assemble(
             name: torch.cat([ended.terms[name] for ended in episodes]) for name in episodes[0].terms
         },
         figures=_figure_sums(env.spec, results),
+        labels=torch.stack(steps.labels) if steps.labels else None,
         bins=_stacked_bins(results),
     )
 

@@ -18,7 +18,8 @@ from rallypoint.trainer.elastic.packet import header_bytes
 from rallypoint.trainer.elastic.registry import StateRegistry
 from rallypoint.trainer.elastic.state import TrainingState
 from rallypoint.trainer.envs.factory import make_env
-from rallypoint.trainer.ppo import DTYPES, PpoLearner
+from rallypoint.trainer.learners import learner_type
+from rallypoint.trainer.ppo import DTYPES
 
 
 def find_sizes(config: Config) -> Sizes:
@@ -26,7 +27,7 @@ def find_sizes(config: Config) -> Sizes:
     short = replace(config, ppo=replace(config.ppo, rollout_steps=1))
     env = make_env(short, dtype=DTYPES[config.ppo.dtype])
     try:
-        learner = PpoLearner(short, env.spec, torch.device("cpu"))
+        learner = learner_type(config)(short, env.spec, torch.device("cpu"))
         registry = StateRegistry()
         learner.register(registry)
         state = TrainingState(registry)

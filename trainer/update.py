@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from rallypoint.daemon.shared.config import PpoSection
+from rallypoint.daemon.shared.config import Config, DistillSection, PpoSection
 from rallypoint.trainer.elastic.collectives import Collectives
 from rallypoint.trainer.epochstats import EpochStatistics
 from rallypoint.trainer.figures import SAMPLE_FIGURES, Measured
@@ -33,7 +33,7 @@ from rallypoint.trainer.ordered import BlockReduction, RankReduction, Reduction
 from rallypoint.trainer.rollout import Rollout
 from rallypoint.trainer.statistics import Moments, standardise
 
-_KL = SAMPLE_FIGURES.index("kl")
+_KL, _ENTROPY = SAMPLE_FIGURES.index("kl"), SAMPLE_FIGURES.index("entropy")
 _NORM_EPS = 1e-6
 """Added to the norm that a gradient is divided by, as torch does."""
 
@@ -42,18 +42,16 @@ class PpoUpdate:
     """Runs updates of one policy with one optimiser."""
 
     def __init__(
-        self,
-        policy: ActorCritic,
-        optimiser: Adam,
-        normaliser: Normaliser,
-        config: PpoSection,
-        seed: int,
+        self, policy: ActorCritic, optimiser: Adam, normaliser: Normaliser, config: Config
     ) -> None:
         self._policy = policy
         self._optimiser = optimiser
         self._normaliser = normaliser
-        self._config = config
-        self._seed = seed
+        self._config = config.ppo
+        self._distill = config.distill
+        self._seed = config.job.seed
+        self.extra_figures = () if config.distill.teacher is None else ("aux_distill",)
+        """Loss terms beside PPO's, as `figures.Layout.extra` names them."""
 
     def run(
         self,
@@ -76,7 +74,8 @@ class PpoUpdate:
         parts = reduction.shards(rollout)
         found = [advantages_of(part, self._config) for part in parts]
         collectives.hit("gae")
-        measured = [Measured(advantages=Moments.of(x.flatten())) for x, _ in found]
+        zeros = torch.zeros(len(SAMPLE_FIGURES) + len(self.extra_figures), dtype=torch.float64)
+        measured = [Measured(zeros, advantages=Moments.of(x.flatten())) for x, _ in found]
         shards = self._samples(reduction, parts, found, [m.advantages for m in measured])
         statistics = self._statistics(reduction, shards, iteration)
         for epoch in range(self._config.epochs):
@@ -137,7 +136,8 @@ class PpoUpdate:
         because a loss or the gradient was not finite in some shard (or none had a sample)."""
         ppo = self._config
         self._optimiser.clear_gradients()
-        passes = _Passes(reduction.module, std_old, ppo, shards=len(batches))
+        zeros = [measure.sample_sums.new_zeros(measure.sample_sums.shape) for measure in measured]
+        passes = _Passes(reduction.module, std_old, ppo, self._distill, zeros)
         *earlier, last = zip(*(batch.split(ppo.micro_batches) for batch in batches), strict=True)
         for parts in earlier:
             reduction.accumulate(functools.partial(passes.forward, parts))
@@ -208,17 +208,29 @@ def advantages_of(rollout: Rollout, ppo: PpoSection) -> tuple[Tensor, Tensor]:
 class _Passes:
     """Forward passes of one mini-batch, and the sums of figures over them."""
 
-    def __init__(self, module: nn.Module, std_old: Tensor, ppo: PpoSection, *, shards: int) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        std_old: Tensor,
+        ppo: PpoSection,
+        distill: DistillSection,
+        zeros: Sequence[Tensor],
+    ) -> None:
         self._module = module
         self._std_old = std_old
         self._ppo = ppo
-        zeros = torch.zeros(len(SAMPLE_FIGURES), dtype=torch.float64, device=std_old.device)
-        self.sums = [zeros] * shards
-        """Per shard, in the order of `SAMPLE_FIGURES`."""
+        self._distill = distill
+        self.sums = [x.to(std_old.device) for x in zeros]
+        """Per shard, in the order of `Measured.sample_sums`."""
 
     def forward(self, batches: Sequence[MiniBatch]) -> list[Tensor]:
         """The loss of each shard's part, summed over samples."""
-        results = [_losses(batch, self._std_old, self._module, self._ppo) for batch in batches]
+        results = [
+            _losses(batch, self._std_old, self._module, self._ppo)
+            if batch.label is None
+            else _student_losses(batch, self._std_old, self._module, self._ppo, self._distill)
+            for batch in batches
+        ]
         self.sums = [total + added for total, (_, added) in zip(self.sums, results, strict=True)]
         return [loss for loss, _ in results]
 
@@ -227,7 +239,37 @@ def _losses(
     batch: MiniBatch, std_old: Tensor, module: nn.Module, ppo: PpoSection
 ) -> tuple[Tensor, Tensor]:
     """The loss summed over samples, and the sums of `SAMPLE_FIGURES` (float64, no graph)."""
-    mean, std, value = module(batch.actor_obs, batch.critic_obs)
+    return _ppo_losses(batch, std_old, module(batch.actor_obs, batch.critic_obs), ppo)
+
+
+def _student_losses(
+    batch: MiniBatch, std_old: Tensor, module: nn.Module, ppo: PpoSection, distill: DistillSection
+) -> tuple[Tensor, Tensor]:
+    """As `_losses`, with a teacher's labels; its term's sum is the last one."""
+    outputs = module(batch.actor_obs, batch.critic_obs)
+    mean, std, value = outputs
+    imitation = (mean - batch.label).square().sum()
+    if distill.ppo_coef:
+        loss, sums = _ppo_losses(batch, std_old, outputs, ppo)
+        loss = distill.ppo_coef * loss + distill.coef * imitation
+    else:
+        # Every parameter stays in the graph, or DDP would wait for the gradients of the others.
+        loss = distill.coef * imitation + 0.0 * (value.sum() + std.sum())
+        sums = torch.zeros(len(SAMPLE_FIGURES), dtype=torch.float64, device=mean.device)
+        with torch.no_grad():
+            kl = gaussian_kl(batch.mean_old, std_old, mean, std, form=ppo.kl_form)
+            sums[_KL] = kl.sum(dtype=torch.float64)
+            sums[_ENTROPY] = gaussian_entropy(std).double() * batch.returns.numel()
+    return loss, torch.cat([sums, imitation.detach().double().view(1)])
+
+
+def _ppo_losses(
+    batch: MiniBatch,
+    std_old: Tensor,
+    outputs: tuple[Tensor, Tensor, Tensor],
+    ppo: PpoSection,
+) -> tuple[Tensor, Tensor]:
+    mean, std, value = outputs
     ratio = (gaussian_log_prob(batch.actions, mean, std) - batch.log_prob_old).exp()
     policy_loss = clipped_policy_loss(ratio, batch.advantage, clip=ppo.clip, reduction="sum")
     if ppo.value_loss == "clipped":

@@ -46,6 +46,7 @@ from rallypoint.trainer.elastic.session import ElasticSession
 from rallypoint.trainer.elastic.state import TrainingState
 from rallypoint.trainer.envs.factory import make_env
 from rallypoint.trainer.errors import Left, RestartCold, is_out_of_memory
+from rallypoint.trainer.learners import learner_type
 from rallypoint.trainer.loop import TrainingLoop
 from rallypoint.trainer.ppo import PpoLearner
 from rallypoint.trainer.rollout import Rollout
@@ -56,7 +57,8 @@ _FLUSH_S = 2.0
 class Worker:
     """Everything that one worker process holds."""
 
-    learner_type: type[PpoLearner] = PpoLearner
+    learner_type: type[PpoLearner] | None = None
+    """None: the one that the configuration asks for."""
 
     def __init__(self, rundir: RunDir, key: WorkerKey) -> None:
         self.key = key
@@ -70,7 +72,8 @@ class Worker:
         dtype = {"float32": torch.float32, "float64": torch.float64}[config.ppo.dtype]
         self.env = make_env(config, dtype=dtype)
         self.device = _device(config, key.slot)
-        self.learner = self.learner_type(config, self.env.spec, self.device)
+        kind = self.learner_type or learner_type(config)
+        self.learner = kind(config, self.env.spec, self.device)
         presence = Presence(self.page)
         registry = StateRegistry()
         self.learner.register(registry)

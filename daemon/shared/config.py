@@ -213,6 +213,24 @@ class SamplerSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistillSection:
+    """Learning from a teacher: DAgger, alone or with PPO."""
+
+    teacher: str | None = None
+    """Checkpoint of the teacher: a checkpoint, a directory of checkpoints, or a run's directory (the
+    newest that verifies). None: no distillation."""
+    coef: float = 1.0
+    """Weight of the squared distance to the teacher's action mean."""
+    ppo_coef: float = 0.0
+    """Weight of PPO's loss beside it."""
+    beta: float = 0.0
+    """Share of the envs in which the teacher acts, drawn for each env and iteration; 0 with PPO, whose
+    actions must be the student's own."""
+    beta_iterations: int | None = None
+    """``beta`` falls linearly to 0 over this many iterations. None: it stays."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointSection:
     """Where and how often the committed state is kept."""
 
@@ -278,6 +296,7 @@ class Config:
     env: EnvSection = field(default_factory=EnvSection)
     ppo: PpoSection = field(default_factory=PpoSection)
     sampler: SamplerSection = field(default_factory=SamplerSection)
+    distill: DistillSection = field(default_factory=DistillSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)
     curves: CurvesSection = field(default_factory=CurvesSection)

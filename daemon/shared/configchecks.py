@@ -9,6 +9,7 @@ def check(config: Config) -> None:
     _check_devices(config)
     _check_algorithm(config)
     _check_backup(config)
+    _check_distillation(config)
 
 
 def _check_devices(config: Config) -> None:
@@ -63,4 +64,20 @@ def _check_backup(config: Config) -> None:
     if config.checkpoint.env_rows and env.backup != "node":
         raise ConfigError(
             'checkpoint.env_rows = true needs env.backup = "node": env rows are read from that backup'
+        )
+
+
+def _check_distillation(config: Config) -> None:
+    distill = config.distill
+    if not 0.0 <= distill.beta <= 1.0 or min(distill.coef, distill.ppo_coef) < 0.0:
+        raise ConfigError(
+            f"distill.beta = {distill.beta} must be a share from 0 to 1, distill.coef = {distill.coef} and "
+            f"distill.ppo_coef = {distill.ppo_coef} must not be negative"
+        )
+    if distill.beta_iterations is not None and distill.beta_iterations < 1:
+        raise ConfigError(f"distill.beta_iterations = {distill.beta_iterations} must be at least 1")
+    if distill.beta and distill.ppo_coef:
+        raise ConfigError(
+            f"distill.beta = {distill.beta} lets the teacher act, but PPO (distill.ppo_coef = "
+            f"{distill.ppo_coef}) needs actions of the student alone; set one of them to 0"
         )

@@ -35,6 +35,7 @@ FIGURES: Final = (
     Figure("advantage_mean", "val/advantage_mean", "before it is standardised, over env steps"),
     Figure("advantage_std", "val/advantage_std", "its standard deviation"),
     Figure("rollout_entropy", "objective/entropy", "of the policy that collected"),
+    Figure("aux_distill", "loss/aux_distill_avg", "squared distance to the teacher's action mean"),
     Figure("gradient_norm", "gradient_norm", "before clipping, mean over optimiser steps"),
     Figure("skipped_steps", "skipped_steps", "mini-batches that were not finite, per rank"),
     Figure("rollout_s", "collection_time", "seconds of the rollout, mean over ranks"),

@@ -13,6 +13,7 @@ from rallypoint.trainer.elastic.collectives import Collectives
 from rallypoint.trainer.elastic.registry import PackedState, StateRegistry
 from rallypoint.trainer.envs.base import VecEnv
 from rallypoint.trainer.envs.factory import make_env
+from rallypoint.trainer.learners import learner_type
 from rallypoint.trainer.ppo import DTYPES, PpoLearner
 from rallypoint.trainer.rollout import Rollout
 from tests.fakes.collectives import LockStepGroup, LockStepRank
@@ -80,7 +81,7 @@ def make_worker(config: Config, blocks: Sequence[int]) -> Worker:
     env = make_env(config, dtype=DTYPES[config.ppo.dtype])
     ids = [block * BLOCK + i for block in blocks for i in range(BLOCK)]
     env.assign(np.array(ids, dtype=np.int64), iteration=0)
-    learner = PpoLearner(config, env.spec, torch.device("cpu"))
+    learner = learner_type(config)(config, env.spec, torch.device("cpu"))
     learner.on_assign(env.env_ids)
     registry = StateRegistry()
     learner.register(registry)
