@@ -52,7 +52,7 @@ class Curves:
         self._path: Path | None = None
         """The file that this writer goes on with; None: look at the directory first."""
         self._newest = 0
-        """Iteration of the newest point."""
+        """Iteration of the newest point; 0: look at the directory first."""
         self._total_s = 0.0
         self._failed = False
 
@@ -72,13 +72,16 @@ class Curves:
 
     def _take(self, line: Line) -> None:
         if line.event == "generation":
-            self._path = None if line.restore else self._path
+            if line.restore:
+                self._path, self._newest = None, 0
         elif line.event == "iteration":
             if line.ranks[0].node != self._node:
                 self._path = None  # another node's supervisor writes
+            elif line.iteration <= self._newest:
+                return  # there already: to look at the files again for each would take for ever
             elif self._path is None:
                 self._begin()
-            elif line.iteration > self._newest:
+            else:
                 self._write(self._path, line)
 
     def _begin(self) -> None:

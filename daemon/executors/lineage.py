@@ -35,16 +35,19 @@ class JournalTail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = 0
+        self._offset: int | None = None
 
     def read(self) -> list[Line]:
-        """The whole lines that were written since the last call (or `lineage`)."""
+        """The whole lines that were written since the last call (or `lineage`); at first the newest
+        ones, since a journal may be far larger than what a supervisor may hold."""
+        if self._offset is None:
+            return self._lines(max(0, self._size() - _WINDOW_BYTES))
         return self._lines(self._offset)
 
     def lineage(self, since: int) -> dict[int, Line]:
         """Present iterations by number: all from ``since`` on, and maybe earlier ones. `read` goes on
         behind them."""
-        size = self._path.stat().st_size if self._path.exists() else 0
+        size = self._size()
         window = _WINDOW_BYTES
         while True:
             begin = max(0, size - window)
@@ -52,6 +55,9 @@ class JournalTail:
             if begin == 0 or (found and min(found) <= since):
                 return found
             window *= 4
+
+    def _size(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
 
     def _lines(self, begin: int) -> list[Line]:
         """Whole lines from a byte on, the one that this cuts aside."""

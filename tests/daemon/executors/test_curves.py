@@ -103,6 +103,46 @@ def test_a_writer_that_has_nothing_to_add_begins_no_file(run: Run) -> None:
     assert len(list(run.directory.iterdir())) == 1
 
 
+class CountingTail(lineage.JournalTail):
+    """Counts how often a part of the journal is read."""
+
+    reads = 0
+
+    def _lines(self, begin: int) -> list[lineage.Line]:
+        self.reads += 1
+        return super()._lines(begin)
+
+
+def test_a_writer_reads_a_long_journal_a_few_times_however_many_iterations_it_has(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its supervisor waits for it: once for each iteration was half a minute after a day."""
+    run.commit(*range(1, 200))
+    run.curves.follow()
+    tail = CountingTail(run.journal.path)
+    after = run.writer()
+    monkeypatch.setattr(after, "_tail", tail)
+    after.follow()
+    run.commit(200, 201)
+    after.follow()
+    assert steps(run.directory) == list(range(1, 202))
+    assert tail.reads < 10
+
+
+def test_only_the_newest_part_of_a_journal_is_read_where_the_points_are_there(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lineage, "_WINDOW_BYTES", 2000)
+    run.commit(*range(1, 100))
+    run.curves.follow()
+    tail = lineage.JournalTail(run.journal.path)
+    assert 0 < len(tail.read()) < 20
+    after = run.writer()
+    run.commit(100)
+    after.follow()
+    assert steps(run.directory) == list(range(1, 101))
+
+
 @pytest.mark.parametrize("killed", ["never", "after the restore", "after its first iteration"])
 def test_points_that_a_restore_winds_back_are_replaced(run: Run, killed: str) -> None:
     run.commit(1, 2, 3, 4)
