@@ -18,6 +18,8 @@ class LeaseExpiredError(StoreError):
 class StorePermissionError(StoreError):
     """The store refuses this user, certificate or key."""
 
+    exit_code = 2
+
 
 class StoreQuotaError(StoreError):
     """The store is full: reads and running leases go on, nothing can be written or granted."""

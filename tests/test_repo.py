@@ -28,8 +28,8 @@ FUNCTION_LINES = 60
 OPTIONS = {
     "job": "name iterations env_steps seed profile min_workers max_workers spares",
     "node": "name bind advertise interface workers devices fork_server stop_grace_s",
-    "membership": "backend detect_s hang_s join_debounce_s orphan_grace_s quarantine_after"
-    " quarantine_cooldown_s",
+    "membership": "backend endpoints ca_file cert_file key_file user password_file"
+    " detect_s hang_s join_debounce_s orphan_grace_s quarantine_after quarantine_cooldown_s",
     "env": "backend task budget num_envs block max_envs backup",
     "ppo": "rollout_steps epochs mini_batches mini_batch_of permutation_scope permutation_every"
     " micro_batches gamma lam time_out_bootstrap advantage_scope advantage_ddof clip value_loss"

@@ -3,12 +3,13 @@ of the leader.
 
 Every write that matters is a transaction that compares what the decision was taken from. What was
 written comes back through the watch, like everybody else's writes, and only then becomes an event.
+The store may be a server that does not answer: nothing here waits for it but the tasks that exist
+for that, and each tries again until it does.
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -27,30 +28,27 @@ from rallypoint.daemon.core.events import (
     PublishRefused,
 )
 from rallypoint.daemon.core.records import JobRecord, MemberRecord
-from rallypoint.daemon.errors import CompactedError, LeaseExpiredError, StoreError
+from rallypoint.daemon.errors import (
+    CompactedError,
+    LeaseExpiredError,
+    StoreError,
+    StoreUnavailableError,
+)
+from rallypoint.daemon.executors.leaderwrites import LeaderWrites
+from rallypoint.daemon.executors.membershipview import Keys, View, decode, encode
 from rallypoint.daemon.executors.store import KeyValue, Lease, MembershipStore, Put, WatchEvent
 from rallypoint.daemon.shared.plan import Plan
 
 _KEEPALIVE_S: Final = 1.0
-_ATTEMPTS: Final = 5
-
-T = TypeVar("T")
+_RETRY_S: Final = 0.5
+_CONFLICT_S: Final = 0.05
 
 _log = structlog.get_logger(__name__)
 
 
-@dataclass
-class View:
-    """What the store says, as of the last change that was seen."""
-
-    members: dict[str, MemberRecord] = field(default_factory=dict)
-    plan: Plan | None = None
-    job: JobRecord | None = None
-    leader: str | None = None
-
-
 class Membership:
-    """``emit`` takes the events of both machines, from the event loop."""
+    """``emit`` takes the events of both machines, from the event loop. After `join`, `follow`,
+    `keep_lease` and `tend` must run."""
 
     def __init__(
         self,
@@ -61,111 +59,115 @@ class Membership:
         detect_s: float,
         newest_generation: int,
         emit: Callable[[NodeEvent | LeaderEvent], None],
+        admit: Callable[[JobRecord], JobRecord] = lambda stored: stored,
     ) -> None:
-        self.view = View()
+        self._keys = Keys(job_name, node)
+        self.view = View(self._keys)
         self._store = store
-        self._prefix = f"/rallypoint/{job_name}/"
-        self._node = node
         self._detect_s = detect_s
         self._newest_generation = newest_generation
         self._emit = emit
+        self._admit = admit
         self._lease: Lease | None = None
-        self._record: MemberRecord | None = None
-        self._leads = False
         self._renewing = asyncio.Lock()
+        self._record: MemberRecord | None = None
+        self._stale = False
+        """Whether the store does not hold our newest record."""
+        self._written = 0
+        """Revision of the newest write of our record that was acknowledged."""
+        self._stir = asyncio.Event()
+        self._lead = 0
+        """Revision at which we became the leader; 0: we do not lead."""
+        self._listed = 0
+        """Revision of the newest listing: changes up to it are known."""
         self._revision = 0
-        """Revision that the view was read at, or of the last change taken."""
+        """Revision of the newest change that is known."""
+        self._writes = LeaderWrites(store, self._keys, lambda: self._lead)
+        self._writing = asyncio.Lock()
+        """One write of the leader at a time, in the order in which they were decided."""
+        self._trouble = False
+        self.joined = False
 
     # --- life ---------------------------------------------------------------------------------
 
     async def join(self, job: JobRecord, plan: Plan | None = None) -> None:
         """Take a lease, write the job (and the plan it goes on from) if none is there yet, and try to
-        lead."""
-        self._hold(await self._store.grant(self._detect_s))
-        puts, compare = {self._job: _encode(job)}, {self._job: 0}
+        lead. Waits for a store that does not answer. Of a job that is there already ``admit`` says how
+        it goes on; what it raises is raised."""
+        done = False
+        while not done:
+            try:
+                await self._join(job, plan)
+                done = True
+            except StoreUnavailableError as error:
+                await self._pause_after(error)
+        self.joined = True
+
+    async def _join(self, job: JobRecord, plan: Plan | None) -> None:
+        lease = await self._store.grant(self._detect_s)
+        self._hold(lease)
+        puts, compare = {self._keys.job: encode(job)}, {self._keys.job: 0}
         if plan is not None:
-            puts[self._generation], compare[self._generation] = _encode(plan), 0
+            puts[self._keys.generation], compare[self._keys.generation] = encode(plan), 0
         await self._store.compare_and_swap(puts, compare)
+        admitted = False
+        while not admitted:
+            item = await self._store.get(self._keys.job)
+            admitted = item is not None and await self._writes.swap_job(item, self._admit, {})
         await self._read_all()
-        await self._campaign()
+        await self._campaign(lease)
 
     async def follow(self) -> None:
         """Turn changes of the store into events, without end."""
         while True:
             try:
-                async for event in self._store.watch(self._prefix, self._revision + 1):
-                    self._revision = event.mod_revision
-                    await self._take(event)
+                async for event in self._store.watch(self._keys.prefix, self._revision + 1):
+                    self._take(event)
                 return  # the store was closed
             except CompactedError as error:
                 _log.warning("store_watch_restarted", reason=str(error))
-                await self._read_all()
+                await self._until_done(self._read_all)
+            except StoreError as error:
+                await self._pause_after(error)
 
     async def keep_lease(self) -> None:
         """Renew the lease, without end; a lost one is replaced and our keys are written again."""
         while True:
             await asyncio.sleep(min(_KEEPALIVE_S, self._detect_s / 3))
-            lease = self._require_lease()
-            try:
-                renewed = await self._store.keepalive(lease)
-            except LeaseExpiredError:
-                await self._renew(lease)
-            else:
-                if self._lease is lease:
-                    self._hold(renewed)
+            await self._until_done(self._keep_once)
+
+    async def tend(self) -> None:
+        """Keep our record in the store, and lead when nobody does, without end."""
+        while True:
+            await self._stir.wait()
+            self._stir.clear()
+            await self._until_done(self._tend_once)
 
     async def leave(self) -> None:
         """Give up the lease: our keys go at once instead of after ``detect_s``."""
         if self._lease is not None:
-            await self._store.revoke(self._lease)
+            try:
+                await self._store.revoke(self._lease)
+            except StoreError as error:
+                _log.warning("lease_not_revoked", reason=f"{error}; it runs out by itself")
         await self._store.close()
 
     # --- writes ---------------------------------------------------------------------------------
 
-    async def write_member(self, record: MemberRecord) -> None:
-        """Write this node's record under its lease."""
-        self._record = record
-        lease = self._require_lease()
-        try:
-            await self._store.put(self._member, _encode(record), lease)
-        except LeaseExpiredError:
-            await self._renew(lease)
+    def set_member(self, record: MemberRecord) -> None:
+        """This node's record, to be written under its lease by `tend`; of several only the newest."""
+        self._record, self._stale = record, True
+        self._stir.set()
 
     async def publish(self, plan: Plan, replaces: int) -> bool:
-        """Write a plan if ``replaces`` (0: none) is still the newest. Whether it was written; a
-        refusal also becomes an event."""
-        for _ in range(_ATTEMPTS):
-            current = await self._store.get(self._generation)
-            job_item = await self._store.get(self._job)
-            newest = 0 if current is None else _decode(current, Plan).generation
-            if newest != replaces:
-                why = f"generation {newest} is the newest, not {replaces}"
-                self._emit(PublishRefused(plan.generation, why))
-                return False
-            puts = {self._generation: _encode(plan)}
-            compare = {self._generation: _revision(current)}
-            if plan.restore and job_item is not None:
-                job = _decode(job_item, JobRecord)
-                job = msgspec.structs.replace(job, restore_generation=plan.generation)
-                puts[self._job] = _encode(job)
-                compare[self._job] = job_item.mod_revision
-            if (await self._store.compare_and_swap(puts, compare)).succeeded:
-                return True
-        self._emit(
-            PublishRefused(plan.generation, f"the store changed {_ATTEMPTS} times meanwhile")
-        )
-        return False
+        """Write a plan if ``replaces`` (0: none) is still the newest, and we lead. Whether it was
+        written; a refusal also becomes an event."""
+        return await self._or_refused(plan.generation, self._writes.publish(plan, replaces))
 
     async def mark_formed(self, generation: int, progress: dict[str, int]) -> bool:
-        """Write ``job.formed`` (and the progress) if this generation is still the newest plan."""
-        for _ in range(_ATTEMPTS):
-            current = await self._store.get(self._generation)
-            if current is None or _decode(current, Plan).generation != generation:
-                return False
-            compare = {self._generation: current.mod_revision}
-            if await self._write_job(compare, formed=generation, **progress):
-                return True
-        return False
+        """Write ``job.formed`` (and the progress) if this generation is still the newest plan, and we
+        lead. Whether it was written; a refusal also becomes an event."""
+        return await self._or_refused(generation, self._writes.mark_formed(generation, progress))
 
     async def record_checkpoint(
         self, checkpoint: tuple[int, int], progress: dict[str, int]
@@ -175,139 +177,153 @@ class Membership:
         await self.update_job(**{**progress, "iteration": iteration, "checkpoint": checkpoint})
 
     async def update_job(self, **changes: Any) -> None:
-        """Change fields of the job record."""
-        for _ in range(_ATTEMPTS):
-            if await self._write_job({}, **changes):
-                return
-        _log.error("job_record_not_written", changes=sorted(changes), attempts=_ATTEMPTS)
+        """Change fields of the job record, as soon as the store answers, while we lead."""
+
+        async def change() -> None:
+            while self._lead:
+                if await self._writes.update_job(
+                    lambda job: msgspec.structs.replace(job, **changes)
+                ):
+                    return
+                await asyncio.sleep(_CONFLICT_S)  # the watch may say that we lead no more
+
+        async with self._writing:
+            await self._until_done(change)
 
     async def read_job(self) -> JobRecord | None:
         """The job record as of now."""
-        item = await self._store.get(self._job)
-        return None if item is None else _decode(item, JobRecord)
+        item = await self._store.get(self._keys.job)
+        return None if item is None else decode(item, JobRecord)
 
-    async def _write_job(self, compare: dict[str, int], **changes: Any) -> bool:
-        item = await self._store.get(self._job)
-        if item is None:
-            return False
-        old = _decode(item, JobRecord)
-        new = msgspec.structs.replace(old, **changes)
-        if new == old and not compare:
-            return True
-        swapped = await self._store.compare_and_swap(
-            {self._job: _encode(new)}, {**compare, self._job: item.mod_revision}
-        )
-        return swapped.succeeded
+    async def _or_refused(self, generation: int, work: Coroutine[Any, Any, str]) -> bool:
+        """Do ``work``, which gives the reason of a refusal, or ""."""
+        try:
+            async with self._writing:
+                why = await work
+        except StoreError as error:
+            why = str(error)
+        if why:
+            self._emit(PublishRefused(generation, why))
+        return not why
 
     # --- reads ----------------------------------------------------------------------------------
 
-    async def _read_all(self) -> None:
-        """Read everything anew, and say it."""
-        listing = await self._store.list(self._prefix)
-        self._revision = listing.revision
-        self.view = View()
-        for item in listing.items:
-            self._see(item.key, item)
-        self._say(members=True, plan=True, job=True)
+    async def _read_all(self, elected: int = 0) -> None:
+        """Read everything anew, and say it. ``elected``: the revision at which we became leader."""
+        listing = await self._store.list(self._keys.prefix)
+        while listing.revision < self._revision:  # the watch was faster
+            listing = await self._store.list(self._keys.prefix)
+        before, self.view = self.view, View.of(self._keys, listing)
+        self._listed = self._revision = listing.revision
+        view = self.view
+        if self._lead_is(elected):
+            self._lead = elected
+        elif not self._lead_is(self._lead):
+            self._depose()
+        self._stale |= self._record is not None and self._keys.node not in view.members
+        self._stir.set()
+        self._say_to_node(plan=view.plan != before.plan, job=view.job != before.job)
+        if not self._lead:
+            return
+        if elected:
+            if view.job is None:
+                raise StoreError(f"{self._keys.job} is gone from the store; join wrote it")
+            newest = max(self._newest_generation, view.newest_generation())
+            self._emit(LeaderElected(view.sorted_members(), view.plan, view.job, newest))
+        else:
+            self._say_to_leader(members=True, plan=True, job=True)
 
-    async def _take(self, event: WatchEvent) -> None:
+    def _take(self, event: WatchEvent) -> None:
+        if event.mod_revision <= self._listed:
+            return
+        self._revision = event.mod_revision
         item = event.item if isinstance(event, Put) else None
         key = event.item.key if isinstance(event, Put) else event.key
-        if item is None and key == self._member and self._record is not None:
-            await self._ensure_lease()  # ours ended (a long pause), but we are still here
-            return
-        self._see(key, item)
-        if item is None and key == self._leader:
-            await self._ensure_lease()
-            if await self._store.get(self._leader) is None:
-                self._depose()
-                await self._campaign()
-            return
-        self._say(
-            members=key.startswith(self._members),
-            plan=key == self._generation,
-            job=key == self._job,
-        )
-
-    def _see(self, key: str, item: KeyValue | None) -> None:
-        view = self.view
-        if key.startswith(self._members):
-            node = key.removeprefix(self._members)
+        if key == self._keys.member and self._differs(item):
+            self._stale = True
+            self._stir.set()
             if item is None:
-                view.members.pop(node, None)
-            else:
-                view.members[node] = _decode(item, MemberRecord)
-        elif key == self._leader:
-            view.leader = None if item is None else item.value.decode()
-        elif key == self._generation and item is not None:
-            view.plan = _decode(item, Plan)
-        elif key == self._job and item is not None:
-            view.job = _decode(item, JobRecord)
+                return  # our lease ended (a long pause), but we are still here
+        self.view.see(key, item)
+        if key == self._keys.leader:
+            if not self._lead_is(self._lead):
+                self._depose()
+            self._stir.set()
+        facts = {"plan": key == self._keys.generation, "job": key == self._keys.job}
+        self._say_to_node(**facts)
+        if self._lead:
+            self._say_to_leader(members=key.startswith(self._keys.members), **facts)
 
-    def _say(self, *, members: bool = False, plan: bool = False, job: bool = False) -> None:
-        view = self.view
-        if plan and view.plan is not None:
-            self._emit(PlanSeen(view.plan))
-        if job and view.job is not None:
-            self._emit(JobSeen(view.job))
-        if not self._leads:
-            return
+    def _differs(self, item: KeyValue | None) -> bool:
+        """Whether somebody else, or a late request of ours, changed our record behind our back."""
+        if self._record is None:
+            return False
+        if item is None:
+            return True
+        return item.mod_revision > self._written and item.value != encode(self._record)
+
+    def _say_to_node(self, *, plan: bool, job: bool) -> None:
+        if plan and self.view.plan is not None:
+            self._emit(PlanSeen(self.view.plan))
+        if job and self.view.job is not None:
+            self._emit(JobSeen(self.view.job))
+
+    def _say_to_leader(self, *, members: bool, plan: bool, job: bool) -> None:
         if members:
-            self._emit(MembersChanged(self._sorted_members()))
-        if plan and view.plan is not None:
-            self._emit(PlanChanged(view.plan))
-        if job and view.job is not None:
-            self._emit(JobChanged(view.job))
+            self._emit(MembersChanged(self.view.sorted_members()))
+        if plan and self.view.plan is not None:
+            self._emit(PlanChanged(self.view.plan))
+        if job and self.view.job is not None:
+            self._emit(JobChanged(self.view.job))
 
-    # --- leading --------------------------------------------------------------------------------
+    # --- our keys -------------------------------------------------------------------------------
 
-    async def _campaign(self) -> None:
-        lease = self._require_lease()
-        won = await self._store.compare_and_swap(
-            {self._leader: self._node.encode()}, {self._leader: 0}, lease
-        )
-        if not won.succeeded:
-            return
-        self._leads = True
-        self.view = View()
-        for item in (await self._store.list(self._prefix)).items:
-            self._see(item.key, item)
-        view = self.view
-        if view.job is None:
-            raise StoreError(
-                f"{self._job} is gone from the membership store; it was written at join"
-            )
-        members = self._sorted_members()
-        known = [self._newest_generation, 0 if view.plan is None else view.plan.generation]
-        for member in members:
-            for slot in member.slots:
-                known += [slot.last_formed, slot.checkpoint[0] if slot.checkpoint else 0]
-        self._emit(LeaderElected(members, view.plan, view.job, max(known)))
-
-    def _depose(self) -> None:
-        if self._leads:
-            self._leads = False
-            self._emit(LeaderLost())
-
-    async def _ensure_lease(self) -> None:
+    async def _tend_once(self) -> None:
         lease = self._require_lease()
         try:
-            await self._store.keepalive(lease)
+            while self._stale and self._record is not None:
+                record, self._stale = self._record, False
+                try:
+                    self._written = await self._store.put(self._keys.member, encode(record), lease)
+                except StoreError:
+                    self._stale = True
+                    raise
+            await self._campaign(lease)
         except LeaseExpiredError:
             await self._renew(lease)
 
+    async def _campaign(self, lease: Lease) -> None:
+        """Become the leader if nobody is, also when an earlier try did so and its answer got lost."""
+        key, leader = self._keys.leader, self.view.leader
+        if self._lead or (leader is not None and leader.lease_id != lease.id):
+            return
+        swapped = await self._store.compare_and_swap(
+            {key: self._keys.node.encode()}, {key: 0}, lease
+        )
+        now = swapped.current[key]
+        if now is not None and now.lease_id == lease.id:
+            await self._read_all(elected=now.mod_revision)
+
+    async def _keep_once(self) -> None:
+        lease = self._require_lease()
+        try:
+            renewed = await self._store.keepalive(lease)
+        except LeaseExpiredError:
+            await self._renew(lease)
+        else:
+            if self._require_lease().id == lease.id:
+                self._hold(renewed)
+
     async def _renew(self, lost: Lease) -> None:
-        """Replace a lost lease and write our keys again, once, whoever noticed first."""
+        """Replace a lost lease, once, whoever noticed first; `tend` writes our keys again."""
         async with self._renewing:
-            if self._lease is not lost:
+            if self._require_lease().id != lost.id:
                 return
             _log.warning("lease_lost", reason=f"lease {lost.id} is over; taking a new one")
             self._depose()
-            lease = await self._store.grant(self._detect_s)
-            if self._record is not None:
-                await self._store.put(self._member, _encode(self._record), lease)
-            self._hold(lease)
-            await self._campaign()
+            self._hold(await self._store.grant(self._detect_s))
+            self._stale = self._record is not None
+            self._stir.set()
 
     # --- small ----------------------------------------------------------------------------------
 
@@ -315,42 +331,35 @@ class Membership:
         self._lease = lease
         self._emit(LeaseKept(lease.deadline_s))
 
-    def _sorted_members(self) -> tuple[MemberRecord, ...]:
-        return tuple(self.view.members[node] for node in sorted(self.view.members))
+    def _depose(self) -> None:
+        if self._lead:
+            self._lead = 0
+            self._emit(LeaderLost())
+
+    def _lead_is(self, revision: int) -> bool:
+        leader = self.view.leader
+        return revision > 0 and leader is not None and leader.mod_revision == revision
+
+    async def _until_done(self, work: Callable[[], Any]) -> None:
+        """Do ``work`` again until the store answers."""
+        while True:
+            try:
+                await work()
+            except StoreError as error:
+                await self._pause_after(error)
+            else:
+                if self._trouble:
+                    self._trouble = False
+                    _log.info("store_back", reason="the membership store answers again")
+                return
+
+    async def _pause_after(self, error: StoreError) -> None:
+        if not self._trouble:
+            self._trouble = True
+            _log.warning("store_unavailable", reason=f"{error}; training goes on meanwhile")
+        await asyncio.sleep(_RETRY_S)
 
     def _require_lease(self) -> Lease:
         if self._lease is None:
-            raise StoreError(f"node {self._node} has not joined the membership store yet")
+            raise StoreError(f"node {self._keys.node} has not joined the membership store yet")
         return self._lease
-
-    @property
-    def _members(self) -> str:
-        return f"{self._prefix}members/"
-
-    @property
-    def _member(self) -> str:
-        return f"{self._members}{self._node}"
-
-    @property
-    def _leader(self) -> str:
-        return f"{self._prefix}leader"
-
-    @property
-    def _generation(self) -> str:
-        return f"{self._prefix}generation"
-
-    @property
-    def _job(self) -> str:
-        return f"{self._prefix}job"
-
-
-def _encode(record: Plan | JobRecord | MemberRecord) -> bytes:
-    return msgspec.json.encode(record)
-
-
-def _decode(item: KeyValue, kind: type[T]) -> T:
-    return msgspec.json.decode(item.value, type=kind)
-
-
-def _revision(item: KeyValue | None) -> int:
-    return 0 if item is None else item.mod_revision

@@ -66,7 +66,7 @@ class Performer:
             case actions.KillWorker(key=key, reason=reason, why=why):
                 self._workers.kill(key, reason, why)
             case actions.WriteMember(record=record):
-                await self._membership.write_member(record)
+                self._membership.set_member(record)
             case actions.SendPlan(key=key, plan=plan):
                 send(key, messages.PlanPublished(plan=plan))
             case actions.SendFormedMark(key=key, generation=generation):
@@ -89,20 +89,21 @@ class Performer:
                 _log.info(event, reason=reason)
             case actions.ProbeMembers():
                 self._spawn(self._probe(action), "probe")
+            # Writes are tasks: the store may not answer for long, and decisions do not wait for it.
             case actions.PublishPlan(plan=plan, replaces=replaces):
-                await self._publish(plan, replaces)
+                self._spawn(self._publish(plan, replaces), "publish")
             case actions.MarkFormed(generation=generation):
                 self._failpoints.hit(
                     "supervisor_mark_formed", iteration=self._recorder.iteration + 1
                 )
-                if not await self._membership.mark_formed(generation, self._progress()):
-                    reason = "it is not the newest plan any more"
-                    self._emit("leader", PublishRefused(generation, reason))
+                self._spawn(self._membership.mark_formed(generation, self._progress()), "mark")
             case actions.RecordCheckpoint(checkpoint=checkpoint):
-                await self._membership.record_checkpoint(checkpoint, self._progress())
+                work = self._membership.record_checkpoint(checkpoint, self._progress())
+                self._spawn(work, "checkpoint record")
             case actions.SetJobState(state=state, reason=reason):
                 _log.info("job_state", state=state, reason=reason)
-                await self._membership.update_job(state=state, reason=reason, **self._progress())
+                changes = {"state": state, "reason": reason, **self._progress()}
+                self._spawn(self._membership.update_job(**changes), "job state")
             case _:
                 assert_never(action)
 

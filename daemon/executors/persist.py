@@ -113,6 +113,45 @@ def resumed(job: JobRecord, versions: dict[str, str]) -> JobRecord:
     return msgspec.structs.replace(job, state="running", reason="", versions=versions)
 
 
+def admit(
+    state: PersistedState,
+    stored: JobRecord,
+    *,
+    config: Config,
+    versions: dict[str, str],
+    fresh: bool,
+) -> JobRecord:
+    """How a job goes on that the membership store holds already. A directory that never saw a plan
+    joins it; any other must be of the same one.
+
+    Raises `ConfigError` when it is another job, or one whose workers could not train with ours.
+    """
+    name = config.job.name
+    if fresh and (stored.formed or stored.iteration):
+        raise ConfigError(
+            f"--fresh: the membership store holds job {name!r} at iteration {stored.iteration} already; "
+            "leave out --fresh to join it, or give another --job"
+        )
+    known = state.plans or state.job.formed
+    if stored.uid != state.job.uid and known:
+        raise ConfigError(
+            f"the membership store holds another job {name!r} (uid {stored.uid}) than this directory "
+            f"(uid {state.job.uid}); give another --job, or another --dir to join that one"
+        )
+    if stored.config_hash != state.job.config_hash:
+        raise ConfigError(
+            f"the membership store holds job {name!r} with other values in job.seed, [env] or [ppo] "
+            f"(hash {stored.config_hash}, here {state.job.config_hash}), and workers must agree on them; "
+            "give the same values, or another --job"
+        )
+    return stored if is_finished(stored, config) else resumed(stored, versions)
+
+
+def first_job(state: PersistedState, config: Config, versions: dict[str, str]) -> JobRecord:
+    """The job as this life of the supervisor begins it: running, unless it has reached its bounds."""
+    return state.job if is_finished(state.job, config) else resumed(state.job, versions)
+
+
 def with_progress(job: JobRecord, iteration: int, env_steps: int) -> JobRecord:
     """The job with its newest committed progress."""
     return msgspec.structs.replace(job, iteration=iteration, env_steps=env_steps)

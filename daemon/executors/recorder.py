@@ -290,7 +290,7 @@ class Recorder:
             return
         self.recovery.published(plan, now)
         self._save()
-        envs = plan_envs(plan, self._config.env.block)
+        envs = plan.num_envs(self._config.env.block)
         _log.info(
             "generation_published",
             published=plan.generation,
@@ -309,7 +309,13 @@ class Recorder:
         change = self.recovery.marked(generation)
         if change is None:
             return
-        plan, formed = change.plan, next(iter(change.formed.values()))
+        plan, formed = change.plan, next(iter(change.formed.values()), None)
+        self.formed_plan = plan
+        self._show_generation(plan)
+        self._settle(plan)
+        if formed is None:  # formed in an earlier life, or without any worker of this node
+            self._save()
+            return
         again = self._journal.knows(generation)
         try:
             kept = self._journal.generation(plan, formed, self._config)
@@ -321,9 +327,6 @@ class Recorder:
         if plan.restore:
             self.iteration = formed.iteration
             self._metrics.set("iteration", formed.iteration)
-        self.formed_plan = plan
-        self._settle(plan)
-        self._show_generation(plan)
         if not again:
             self._metrics.add("membership_changes_total", cause=plan.cause)
         seconds = change.seconds()
@@ -389,11 +392,6 @@ class Recorder:
 
 
 _LATE_PHASES = ("first_step", "total")
-
-
-def plan_envs(plan: Plan, block: int) -> int:
-    """Global env count of a plan."""
-    return block * sum(len(member.blocks) for member in plan.members)
 
 
 def _rounded(seconds: dict[str, float | None]) -> dict[str, float | None]:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from rallypoint.daemon.core.nodestate import NodeState
 from rallypoint.daemon.core.records import JobRecord
 from rallypoint.daemon.executors.metrics import PHASES
-from rallypoint.daemon.executors.recorder import Recorder, plan_envs
+from rallypoint.daemon.executors.recorder import Recorder
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.plan import Plan
 
@@ -43,7 +43,7 @@ def build(
         "world_size": None if formed is None else formed.world_size,
         "iteration": recorder.iteration,
         "env_steps": recorder.env_steps,
-        "num_envs": None if formed is None else plan_envs(formed, config.env.block),
+        "num_envs": None if formed is None else formed.num_envs(config.env.block),
         "metrics_url": metrics_url,
         "workers": _workers(config, node, formed),
         "last_change": _last_change(recorder),

@@ -29,18 +29,18 @@ from rallypoint.daemon.core.events import (
     WorkerCommitted,
 )
 from rallypoint.daemon.core.records import JobRecord
+from rallypoint.daemon.errors import StoreError
 from rallypoint.daemon.executors import adoption, persist, policies, processes, status
 from rallypoint.daemon.executors.admin import AdminServer
 from rallypoint.daemon.executors.books import BooksFile
 from rallypoint.daemon.executors.checkpointplace import require_checkpoint_place
 from rallypoint.daemon.executors.drawing import Drawing
-from rallypoint.daemon.executors.embedded import EmbeddedStore
 from rallypoint.daemon.executors.files import write_atomically
 from rallypoint.daemon.executors.hangwatch import HangWatch
 from rallypoint.daemon.executors.httpd import MonitoringServer
 from rallypoint.daemon.executors.journal import Journal
-from rallypoint.daemon.executors.membership import Membership
 from rallypoint.daemon.executors.metrics import Metrics
+from rallypoint.daemon.executors.openstore import open_membership
 from rallypoint.daemon.executors.perform import Machine, Performer
 from rallypoint.daemon.executors.recorder import Recorder
 from rallypoint.daemon.executors.workers import Workers
@@ -101,16 +101,12 @@ class Supervisor:
         self.recorder = Recorder(journal, self._metrics, config, BooksFile(rundir.books))
         self._queue: asyncio.Queue[tuple[Machine, NodeEvent | LeaderEvent]] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._job = self._first_job(versions)
+        self._job = persist.first_job(self._state.state, config, versions)
+        self.recorder.iteration, self.recorder.env_steps = self._job.iteration, self._job.env_steps
         self._node = node.initial(policies.node_policy(config, self._state.state, versions))
         self._leader = leader.initial(policies.leader_policy(config))
-        self._membership = Membership(
-            EmbeddedStore(),
-            config.job.name,
-            config.node.name,
-            detect_s=config.membership.detect_s,
-            newest_generation=self._state.state.generation,
-            emit=self._emit,
+        self._membership = open_membership(
+            config, self._state.state, versions, fresh=fresh, emit=self._emit
         )
         self._workers = Workers(
             rundir,
@@ -171,11 +167,31 @@ class Supervisor:
         self._http.start()
         if self._forks:
             self._workers.processes.use_fork_server()
-        await self._join(found.adopted)
-        await self._workers.control.start()
         await self._admin.start()
+        self._spawn(self._join(found.adopted), "join")
+
+    async def _join(self, adopted: tuple[processes.WorkerProcess, ...]) -> None:
+        """Enter the store, as soon as it answers, and begin; with adopted workers, as the supervisor
+        before would have left it."""
+        plans = self._state.state.plans if adopted else ()
+        formed = persist.formed_plan(self._state.state)
+        if plans and formed is not None:
+            self.recorder.adopt(formed, plans[-1], self._job, time.monotonic())
+            done = (self.recorder.iteration, self.recorder.env_steps)
+            self._job = persist.with_progress(self._job, *done)
+        for earlier in plans[:-1]:
+            self._emit(PlanSeen(earlier))
+        await self._membership.join(self._job, plans[-1] if plans else None)
+        self._job = self._membership.view.job or self._job
+        if persist.is_finished(self._job, self.config):
+            self._finish(0, f"the job has finished already; {_MORE}")
+            return
+        self._workers.adopt(adopted)
+        self._emit(NodeStarted(tuple(AdoptedWorker(p.key, p.pid) for p in adopted)))
+        await self._workers.control.start()
         self._spawn(self._membership.follow(), "watch")
         self._spawn(self._membership.keep_lease(), "lease")
+        self._spawn(self._membership.tend(), "own keys")
         self._spawn(self._watch_for_hangs(), "hang watch")
         self._spawn(self._rotate_logs(), "log rotation")
         self._spawn(self._decide(), "decisions")
@@ -187,20 +203,6 @@ class Supervisor:
             metrics_url=self._http.url,
         )
 
-    async def _join(self, adopted: tuple[processes.WorkerProcess, ...]) -> None:
-        """Enter the store; with adopted workers, as the supervisor before would have left it."""
-        plans = self._state.state.plans if adopted else ()
-        formed = persist.formed_plan(self._state.state)
-        if plans and formed is not None:
-            self.recorder.adopt(formed, plans[-1], self._job, time.monotonic())
-            done = (self.recorder.iteration, self.recorder.env_steps)
-            self._job = persist.with_progress(self._job, *done)
-        for earlier in plans[:-1]:
-            self._emit(PlanSeen(earlier))
-        await self._membership.join(self._job, plans[-1] if plans else None)
-        self._workers.adopt(adopted)
-        self._emit(NodeStarted(tuple(AdoptedWorker(p.key, p.pid) for p in adopted)))
-
     async def _close(self, outcome: Outcome) -> None:
         """End what still runs, settle the books, and say good-bye."""
         for task in self._tasks:
@@ -209,7 +211,10 @@ class Supervisor:
         await self._workers.processes.end_all()
         self.recorder.close()
         await self._drawing.end()
-        self._job = await self._membership.read_job() or self._job
+        try:
+            self._job = await self._membership.read_job() or self._job
+        except StoreError as error:
+            _log.warning("job_not_read", reason=f"{error}; the newest one seen is kept")
         self._remember(
             persist.with_progress(self._job, self.recorder.iteration, self.recorder.env_steps)
         )
@@ -271,7 +276,10 @@ class Supervisor:
     def request_stop(self, reason: str) -> None:
         """Stop the job: agree, checkpoint, leave."""
         _log.info("stop_requested", reason=reason)
-        self._emit(StopRequested(reason))
+        if self._membership.joined:
+            self._emit(StopRequested(reason))
+        else:
+            self._finish(0, f"{reason}: stopped before the membership store had answered")
 
     def request_drain(self, deadline_s: float | None) -> None:
         """Let this node leave the job; with embedded membership nobody else is left: the job stops."""
@@ -380,12 +388,3 @@ class Supervisor:
             "node": self.config.node.name,
             "generation": None if plan is None else plan.generation,
         }
-
-    def _first_job(self, versions: dict[str, str]) -> JobRecord:
-        """The job as it goes on: whatever state an earlier life left it in, it runs now, unless
-        it has reached its bounds."""
-        job = self._state.state.job
-        if not persist.is_finished(job, self.config):
-            job = persist.resumed(job, versions)
-        self.recorder.iteration, self.recorder.env_steps = job.iteration, job.env_steps
-        return job

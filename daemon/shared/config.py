@@ -37,7 +37,7 @@ class NodeSection:
     name: str = "local"
     """Name of this node, unique in the job."""
     bind: str = "127.0.0.1"
-    """Address that workers' store servers bind to."""
+    """IPv4 or IPv6 address that workers' store servers bind to."""
     advertise: str = "127.0.0.1"
     """Address under which other nodes reach this one."""
     interface: str = "lo"
@@ -56,8 +56,20 @@ class NodeSection:
 class MembershipSection:
     """How membership is kept, and how fast a loss is noticed."""
 
-    backend: Literal["embedded"] = "embedded"
-    """Where membership lives: in this supervisor's memory."""
+    backend: Literal["embedded", "etcd"] = "embedded"
+    """Where membership lives: in this supervisor's memory, or in an etcd cluster."""
+    endpoints: tuple[str, ...] = ()
+    """``host:port`` or ``[IPv6 address]:port`` of each member of the etcd cluster."""
+    ca_file: str | None = None
+    """PEM file of the authority that signed etcd's certificates. None: no TLS."""
+    cert_file: str | None = None
+    """PEM file of this node's certificate for etcd."""
+    key_file: str | None = None
+    """PEM file of its private key."""
+    user: str | None = None
+    """User of etcd. None: none, or the common name of the certificate."""
+    password_file: str | None = None
+    """File whose first line is the user's password; read again for every new token."""
     detect_s: float = 5.0
     """Root timeout: silence for this long is a loss. The others are derived from it."""
     hang_s: float | None = None

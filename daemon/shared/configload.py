@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rallypoint.daemon.shared import configchecks, envbudget, failpoints, timeouts
+from rallypoint.daemon.shared import configchecks, envbudget, failpoints, storecheck, timeouts
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.profiles import PROFILES
@@ -141,6 +141,7 @@ def load(
             chosen.setdefault(path, value)
     config = _build(chosen)
     configchecks.check(config)
+    storecheck.check(config)
     envbudget.check(config)
     timeouts.derive(config, envbudget.world_size_range(config)[1])
     sources = {

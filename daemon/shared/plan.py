@@ -101,6 +101,10 @@ class Plan(msgspec.Struct, frozen=True):
     def world_size(self) -> int:
         return len(self.members)
 
+    def num_envs(self, block: int) -> int:
+        """Global env count, with ``block`` envs in each env block."""
+        return block * sum(len(member.blocks) for member in self.members)
+
     @property
     def rank0(self) -> PlannedWorker:
         return self.members[0]

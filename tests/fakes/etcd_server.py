@@ -50,6 +50,7 @@ class EtcdCluster:
         binaries: Path,
         options: Sequence[str] = (),
         ctl_options: Sequence[str] = (),
+        host: str = "127.0.0.1",
     ) -> None:
         self.directory = directory
         self.binaries = binaries
@@ -57,14 +58,23 @@ class EtcdCluster:
         self.ctl_options = ctl_options
         self.scheme = "https" if "--cert-file" in options else "http"
         ports = _free_ports(2 * size)
-        self.endpoints = tuple(f"127.0.0.1:{port}" for port in ports[:size])
-        self._peers = [f"http://127.0.0.1:{port}" for port in ports[size:]]
+        self.endpoints = tuple(f"{host}:{port}" for port in ports[:size])
+        self._peers = [f"http://{host}:{port}" for port in ports[size:]]
         self.processes = [self._start(number) for number in range(size)]
 
     @property
     def access(self) -> Access:
         """How a store reaches it, without TLS or user."""
         return Access(self.endpoints)
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Options of ``rallypoint run`` that put membership there."""
+        endpoints = ", ".join(f'"{endpoint}"' for endpoint in self.endpoints)
+        return (
+            *("--set", "membership.backend=etcd", "--set", "membership.detect_s=2.0"),
+            *("--set", f"membership.endpoints=[{endpoints}]"),
+        )
 
     def ctl(self, *arguments: str, at: int | None = None, check: bool = True) -> str:
         """Output of etcdctl, at one member or all."""
@@ -100,6 +110,10 @@ class EtcdCluster:
             if status["leader"] == status["header"]["member_id"]:
                 return number
         raise AssertionError("no member leads")
+
+    def written(self, prefix: str = "/rallypoint/") -> list[str]:
+        """The keys below a prefix."""
+        return self.ctl("get", "--prefix", "--keys-only", prefix).split()
 
     def revision(self) -> int:
         (answer,) = self._status(0)
@@ -155,13 +169,14 @@ def cluster(
     binaries: Path | None = None,
     options: Sequence[str] = (),
     ctl_options: Sequence[str] = (),
+    host: str = "127.0.0.1",
 ) -> Iterator[EtcdCluster]:
     """A healthy cluster. A port that somebody took meanwhile is replaced."""
     binaries = binaries or system_binaries()
     for attempt in range(_ATTEMPTS):
         place = directory / f"etcd-{attempt}"
         place.mkdir(parents=True)
-        servers = EtcdCluster(place, size, binaries, options, ctl_options)
+        servers = EtcdCluster(place, size, binaries, options, ctl_options, host)
         try:
             if servers.wait_until_healthy():
                 yield servers

@@ -1,5 +1,6 @@
 """Merging, checking and explaining the configuration."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -220,3 +221,33 @@ def test_a_backup_of_envs_needs_somebody_who_takes_them_over() -> None:
         load(command_line=assigned("checkpoint.env_rows=true"))
     exact = assigned("env.backup=node", "env.budget=global", "checkpoint.env_rows=true")
     assert load(command_line=exact).config.checkpoint.env_rows
+
+
+ETCD = ("membership.backend=etcd", 'membership.endpoints=["10.0.0.1:2379", "[fd00::1]:2379"]')
+
+
+def test_an_etcd_cluster_needs_endpoints_and_pairs_of_files() -> None:
+    config = load(command_line=assigned(*ETCD, "membership.ca_file=ca.pem")).config
+    assert config.membership.endpoints == ("10.0.0.1:2379", "[fd00::1]:2379")
+    assert config.membership.ca_file == "ca.pem"
+
+
+@pytest.mark.parametrize(
+    ("assignments", "part"),
+    [
+        (("membership.backend=etcd",), "needs membership.endpoints"),
+        ((ETCD[0], 'membership.endpoints=["http://a:2379"]'), "must be host:port"),
+        ((ETCD[0], 'membership.endpoints=["fd00::1:2379"]'), "must be host:port"),
+        ((*ETCD, "membership.user=a"), "user and membership.password_file belong together"),
+        ((*ETCD, "membership.key_file=a"), "cert_file and membership.key_file belong together"),
+        ((*ETCD, "membership.cert_file=a", "membership.key_file=b"), "without membership.ca_file"),
+        ((*ETCD, "membership.detect_s=1.5"), "etcd grants no lease below 2 s"),
+        (ETCD[1:], "membership.backend is 'embedded'"),
+        (("membership.user=a",), "membership.backend is 'embedded'"),
+    ],
+)
+def test_keys_of_a_store_that_do_not_fit_are_refused(
+    assignments: tuple[str, ...], part: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(part)):
+        load(command_line=assigned(*assignments))

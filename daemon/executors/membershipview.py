@@ -1,0 +1,100 @@
+"""What the membership store says about one job, and where it says it."""
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from rallypoint.daemon.core.records import JobRecord, MemberRecord
+from rallypoint.daemon.executors.store import KeyValue, Listing
+from rallypoint.daemon.shared.plan import Plan
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one job, as one of its nodes uses them."""
+
+    job_name: str
+    node: str
+
+    @property
+    def prefix(self) -> str:
+        return f"/rallypoint/{self.job_name}/"
+
+    @property
+    def members(self) -> str:
+        return f"{self.prefix}members/"
+
+    @property
+    def member(self) -> str:
+        return f"{self.members}{self.node}"
+
+    @property
+    def leader(self) -> str:
+        return f"{self.prefix}leader"
+
+    @property
+    def generation(self) -> str:
+        return f"{self.prefix}generation"
+
+    @property
+    def job(self) -> str:
+        return f"{self.prefix}job"
+
+
+@dataclass
+class View:
+    """What the store says, as of the last change that was seen."""
+
+    keys: Keys
+    members: dict[str, MemberRecord] = field(default_factory=dict)
+    plan: Plan | None = None
+    job: JobRecord | None = None
+    leader: KeyValue | None = None
+
+    @classmethod
+    def of(cls, keys: Keys, listing: Listing) -> "View":
+        """The view that a listing of everything gives."""
+        view = cls(keys)
+        for item in listing.items:
+            view.see(item.key, item)
+        return view
+
+    def see(self, key: str, item: KeyValue | None) -> None:
+        """Take one change; ``item`` None: the key is gone. A plan and a job never go."""
+        keys = self.keys
+        if key.startswith(keys.members):
+            node = key.removeprefix(keys.members)
+            if item is None:
+                self.members.pop(node, None)
+            else:
+                self.members[node] = decode(item, MemberRecord)
+        elif key == keys.leader:
+            self.leader = item
+        elif key == keys.generation and item is not None:
+            self.plan = decode(item, Plan)
+        elif key == keys.job and item is not None:
+            self.job = decode(item, JobRecord)
+
+    def sorted_members(self) -> tuple[MemberRecord, ...]:
+        return tuple(self.members[node] for node in sorted(self.members))
+
+    def newest_generation(self) -> int:
+        """The newest generation number that the plan, a member or its checkpoint mentions."""
+        known = [0 if self.plan is None else self.plan.generation]
+        for member in self.members.values():
+            for slot in member.slots:
+                known += [slot.last_formed, slot.checkpoint[0] if slot.checkpoint else 0]
+        return max(known)
+
+
+def encode(record: Plan | JobRecord | MemberRecord) -> bytes:
+    """The value of a key."""
+    return msgspec.json.encode(record)
+
+
+def decode(item: KeyValue, kind: type[T]) -> T:
+    """The record in a value."""
+    return msgspec.json.decode(item.value, type=kind)

@@ -1,0 +1,56 @@
+"""Whether the keys of ``[membership]`` that name a store fit each other."""
+
+import re
+from typing import Final
+
+from rallypoint.daemon.shared.config import Config, MembershipSection
+from rallypoint.daemon.shared.errors import ConfigError
+
+SHORTEST_LEASE_S: Final = 2.0
+"""etcd grants none below, at its default election timeout."""
+
+_ENDPOINT: Final = re.compile(r"(?:\[[0-9a-fA-F:.%]+\]|[^\s\[\]:/]+):\d{1,5}")
+
+
+def check(config: Config) -> None:
+    """Raises `ConfigError` for what cannot be used as it stands."""
+    section = config.membership
+    if section.backend == "embedded":
+        _refuse_idle(section)
+        return
+    if not section.endpoints:
+        raise ConfigError(
+            "membership.backend = 'etcd' needs membership.endpoints, such as "
+            '["10.0.0.1:2379", "10.0.0.2:2379", "10.0.0.3:2379"]'
+        )
+    for endpoint in section.endpoints:
+        if not _ENDPOINT.fullmatch(endpoint):
+            raise ConfigError(
+                f"membership.endpoints: {endpoint!r} must be host:port or [IPv6 address]:port, without "
+                "http://; TLS is used when membership.ca_file is set"
+            )
+    for one, other in (("cert_file", "key_file"), ("user", "password_file")):
+        if (getattr(section, one) is None) != (getattr(section, other) is None):
+            raise ConfigError(
+                f"membership.{one} and membership.{other} belong together: set both or neither"
+            )
+    if section.cert_file is not None and section.ca_file is None:
+        raise ConfigError(
+            "membership.cert_file is set without membership.ca_file, which turns TLS on: set it to "
+            "the authority that signed the servers' certificates"
+        )
+    if section.detect_s < SHORTEST_LEASE_S:
+        raise ConfigError(
+            f"membership.detect_s = {section.detect_s:g}: etcd grants no lease below "
+            f"{SHORTEST_LEASE_S:g} s; raise it"
+        )
+
+
+def _refuse_idle(section: MembershipSection) -> None:
+    idle = ("endpoints", "ca_file", "cert_file", "key_file", "user", "password_file")
+    for key in idle:
+        if getattr(section, key):
+            raise ConfigError(
+                f"membership.{key} is set, but membership.backend is 'embedded', which uses no server; "
+                'set membership.backend = "etcd", or leave it out'
+            )

@@ -1,0 +1,131 @@
+"""A supervisor with fake workers whose membership lives on a real etcd."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.etcd_server import EtcdCluster, cluster
+from tests.fakes.supervised import Status, Supervised, pids, supervised
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
+    with cluster(tmp_path / "etcd") as servers:
+        yield servers
+
+
+def start(run: Supervised, workers: int = 2) -> Status:
+    return run.wait_for_training(workers)
+
+
+def kill_rank_1(status: Status) -> int:
+    """SIGKILL to the worker of rank 1; the slot of the other."""
+    by_rank = {w["rank"]: w for w in status["workers"]}
+    os.kill(by_rank[1]["pid"], signal.SIGKILL)
+    slot: int = by_rank[0]["slot"]
+    return slot
+
+
+def test_a_loss_heals_and_the_next_life_goes_on(etcd: EtcdCluster, tmp_path: Path) -> None:
+    with supervised(tmp_path / "run", *etcd.settings) as run:
+        before = start(run)
+        assert "/rallypoint/default/members/local" in etcd.written()
+        survivor = kill_rank_1(before)
+        after = run.wait_for(lambda s: s["generation"] > before["generation"] + 1)
+        assert pids(after)[survivor] == pids(before)[survivor]
+        healed = run.wait_for_training(2)
+        assert run.end() == 0
+    assert etcd.written() == ["/rallypoint/default/generation", "/rallypoint/default/job"]
+    with supervised(tmp_path / "run", *etcd.settings) as run:
+        resumed = start(run)
+        assert resumed["generation"] > healed["generation"]
+        assert resumed["iteration"] >= healed["iteration"]
+        assert run.end() == 0
+
+
+def test_without_etcd_training_goes_on_and_a_loss_heals_after(
+    etcd: EtcdCluster, tmp_path: Path
+) -> None:
+    with supervised(tmp_path / "run", *etcd.settings) as run:
+        before = start(run)
+        etcd.kill(0)
+        trained = run.wait_for(lambda s: s["iteration"] >= before["iteration"] + 5)
+        assert trained["generation"] == before["generation"]
+        run.wait_for(lambda _: bool(run.logged("store_unavailable")))
+        survivor = kill_rank_1(before)
+        held = run.wait_for(lambda s: "ready" in {w["state"] for w in s["workers"]})
+        assert held["generation"] == before["generation"]
+        etcd.restart(0)
+        after = run.wait_for(lambda s: s["generation"] > before["generation"])
+        assert pids(after)[survivor] == pids(before)[survivor]
+        healed = run.wait_for_training(2)
+        assert healed["iteration"] >= trained["iteration"]
+        assert run.logged("store_back")
+        assert run.end() == 0
+
+
+def test_the_next_supervisor_adopts(etcd: EtcdCluster, tmp_path: Path) -> None:
+    patient = {"grace_s": 60.0}
+    with supervised(tmp_path / "run", *etcd.settings, worker=patient) as run:
+        before = start(run)
+        run.end(signal.SIGKILL)
+        with supervised(tmp_path / "run", *etcd.settings, worker=patient) as successor:
+            after = successor.wait_for(
+                lambda s: (
+                    (s["iteration"] or 0) > before["iteration"] + 2 and pids(s) == pids(before)
+                )
+            )
+            assert after["generation"] == before["generation"]
+            kill_rank_1(after)  # the lead of the one before runs out, and is taken over
+            successor.wait_for(lambda s: s["generation"] > after["generation"] + 1)
+            assert successor.end() == 0
+
+
+def test_it_waits_for_an_etcd_that_is_not_there_yet(etcd: EtcdCluster, tmp_path: Path) -> None:
+    etcd.kill(0)
+    with supervised(tmp_path / "run", *etcd.settings) as run:
+        run.wait_for(lambda _: bool(run.logged("store_unavailable")))
+        assert run.end() == 0
+    with supervised(tmp_path / "run", *etcd.settings) as run:
+        status = run.wait_for(lambda _: len(run.logged("store_unavailable")) == 2)
+        assert status["generation"] is None
+        etcd.restart(0)
+        start(run)
+        assert run.end() == 0
+
+
+def test_another_job_of_the_same_name_is_refused(etcd: EtcdCluster, tmp_path: Path) -> None:
+    with supervised(tmp_path / "first", *etcd.settings) as run:
+        start(run)
+        assert run.end() == 0
+    with supervised(tmp_path / "second") as run:  # membership of its own
+        start(run)
+        assert run.end() == 0
+    for directory, options, reason in (
+        ("second", (), "holds another job 'default'"),
+        ("third", ("--set", "job.seed=7"), "other values in job.seed"),
+    ):
+        with supervised(tmp_path / directory, *etcd.settings, *options) as run:
+            assert run.process.wait(20) != 0
+            assert reason in run.log_path.read_text()
+
+
+def test_a_password_that_etcd_refuses_ends_the_start(etcd: EtcdCluster, tmp_path: Path) -> None:
+    for command in ("user add root:right", "role add root", "user grant-role root root"):
+        etcd.ctl(*command.split())
+    etcd.ctl("auth", "enable")
+    (tmp_path / "password").write_text("wrong")
+    access = ("membership.user=root", f"membership.password_file={tmp_path / 'password'}")
+    options = (*etcd.settings, *(part for one in access for part in ("--set", one)))
+    with supervised(tmp_path / "run", *options) as run:
+        assert run.process.wait(20) != 0
+        assert "authentication failed" in run.log_path.read_text()
+        (tmp_path / "password").write_text("right")
+    with supervised(tmp_path / "run", *options) as run:
+        start(run)
+        assert run.end() == 0
