@@ -1,6 +1,5 @@
 """``rallypoint eval``: a checkpoint, seen from outside."""
 
-import argparse
 import json
 from pathlib import Path
 
@@ -18,13 +17,12 @@ from rallypoint.trainer.errors import StateMismatch, TrainerError
 from rallypoint.trainer.evaluate import COMMAND, FIRST_ENV_ID, STEPS, evaluate
 from rallypoint.trainer.ppo import PpoLearner
 from tests.fakes.checkpoints import save
+from tests.fakes.command import run_command
 from tests.fakes.training import config, make_worker, train
 
 
 def run(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    COMMAND.configure(parser)
-    return COMMAND.run(parser.parse_args(arguments))
+    return run_command(COMMAND, *arguments)
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def frozen(**ppo: object) -> Config:
         normalise_actor=False,
         normalise_critic=False,
         epochs=1,
-        rollout_steps=64,
+        rollout_steps=40,
         init_std=2.0,
         **ppo,
     )
