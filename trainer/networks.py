@@ -35,6 +35,8 @@ class ActorCritic(nn.Module):
         super().__init__()
         critic_hidden = config.hidden if config.critic_hidden is None else config.critic_hidden
         activation = ACTIVATIONS[config.activation]
+        if config.compile is not None and activation is Elu:
+            activation = nn.ELU  # a compiler makes its own of that, and cannot look into ours
         self.actor = _mlp(obs_dims["actor"], config.hidden, action_dim, activation)
         self.critic = _mlp(obs_dims[critic_group(obs_dims)], critic_hidden, 1, activation)
         self._log = config.noise == "log_std"
