@@ -38,6 +38,7 @@ class TrainingLoop:
         self._module: nn.Module = learner.module
         self._wrapped = 0  # generation that the module is wrapped for
         self._opened = 0  # generation whose entry duties are done
+        self._fetched = 0  # generation for which env rows of other nodes have been fetched
 
     def run(self) -> None:
         """Train until this worker leaves; always ends with `Left` or an error of the program."""
@@ -58,7 +59,10 @@ class TrainingLoop:
             self._conclude()
         if formation.plan.hold:
             self._hold(formation)
-        elif session.hand.rollout is None or session.blocks():
+            return
+        if self._fetched != formation.plan.generation:
+            self._fetch(formation)
+        if session.hand.rollout is None or session.blocks():
             self._collect()
         else:
             self._iterate(formation, session.hand.rollout)
@@ -80,6 +84,14 @@ class TrainingLoop:
                     "nothing is trained before it has"
                 )
         self._opened = plan.generation
+
+    def _fetch(self, formation: Formation) -> None:
+        """Have the rows of our envs on this node, before anything else of a generation of several."""
+        session, env = self._session, self._config.env
+        if len({member.key.node for member in formation.plan.members}) > 1:
+            at = session.safe_point(session.state.committed)
+            self._rows.fetch(session, session.blocks(), at, env.num_envs // env.block)
+        self._fetched = formation.plan.generation
 
     def _unwrap(self) -> None:
         self._session.group.unwrap(self._module)

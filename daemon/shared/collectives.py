@@ -116,7 +116,11 @@ ORDERED: Final = ("block_count", "blocks", "block_gradients")
 once an iteration, and of the gradient of each block, which take the place of ``gradients``. There
 ``advantage_moments``, ``mini_batch`` and the record of ``last`` are gathered per block too."""
 
-NAMES: Final = (*(entry.name for entry in TABLE), *ORDERED)
+MOVES: Final = ("rows_wanted", "rows_bytes", "rows")
+"""Only with ``env.backup = "node"``, at the beginning of a generation of several nodes: all-gathers that
+bring env rows to the nodes that lack them."""
+
+NAMES: Final = (*(entry.name for entry in TABLE), *ORDERED, *MOVES)
 
 
 Count = Annotated[int, msgspec.Meta(ge=0)]

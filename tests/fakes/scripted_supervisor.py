@@ -72,9 +72,9 @@ class ScriptedSupervisor:
 
     # --- workers ----------------------------------------------------------------------------
 
-    def start(self, slot: int, incarnation: int = 1) -> WorkerKey:
-        """Start the worker of a slot."""
-        key = WorkerKey("n", slot, incarnation)
+    def start(self, slot: int, incarnation: int = 1, *, node: str = "n") -> WorkerKey:
+        """Start the worker of a slot; slots of all nodes are numbered together."""
+        key = WorkerKey(node, slot, incarnation)
         SlotPage(self.rundir.page(slot), create=True).close()
         environment = {
             **{name: v for name, v in os.environ.items() if name not in self._dropped},
@@ -89,7 +89,7 @@ class ScriptedSupervisor:
                 [
                     sys.executable,
                     *self._worker,
-                    *("--dir", str(self.rundir.path), "--node", "n"),
+                    *("--dir", str(self.rundir.path), "--node", node),
                     *("--slot", str(slot), "--incarnation", str(incarnation)),
                 ],
                 env=environment,

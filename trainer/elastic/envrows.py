@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rallypoint.trainer.elastic.collectives import Collectives
 from rallypoint.trainer.elastic.registry import StateRegistry
 from rallypoint.trainer.elastic.rowsfile import Rows, RowsFiles
+from rallypoint.trainer.elastic.rowsmove import exchange
 from rallypoint.trainer.envs.base import VecEnv
 from rallypoint.trainer.errors import EnvError
 
@@ -67,6 +69,20 @@ class EnvRows:
         if ids.size:
             self._registry.write_rows(ids, rows)
         return tuple(b for b in new if b * self._block not in ids)
+
+    def fetch(
+        self, collectives: Collectives, blocks: tuple[int, ...], at: SafePoint, every: int
+    ) -> None:
+        """Bring rows of these blocks, which `hold` will be asked for, from other nodes; all ranks do so
+        together. ``every`` is the number of env blocks of the job."""
+        if self._backup is not None:
+            stand = self._env.env_ids if self._stands_at == at else ()
+            wanted = [b for b in blocks if b * self._block not in stand]
+            exchange(
+                *(collectives, self._backup, at.lineage, at.iteration, wanted),
+                blocks=every,
+                size=self._block,
+            )
 
     def stand(self, at: SafePoint) -> None:
         """The rollout is complete, with all envs that are owned: their rows are those of this safe

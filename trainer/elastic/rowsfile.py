@@ -20,8 +20,8 @@ from rallypoint.checkpointing import tensorfile
 
 _MAGIC: Final = b"RPROWS01"
 _DIGEST_BYTES: Final = 16
-_HEADER: Final = struct.Struct(f"<8sqq64s{_DIGEST_BYTES}s")  # magic, iteration, body bytes, lineage
-_ENV_IDS: Final = "env_ids"
+_HEADER: Final = struct.Struct(f"<8sqq{_DIGEST_BYTES}s")  # magic, iteration, body bytes, checksum
+ENV_IDS: Final = "env_ids"
 
 Rows = Mapping[str, Tensor]
 """State of some envs, ``[N, ...]`` each, by name."""
@@ -36,11 +36,20 @@ class RowsFiles:
 
     def save(self, lineage: str, iteration: int, env_ids: NDArray[np.int64], rows: Rows) -> None:
         """Keep the rows with which ``iteration + 1`` begins, until those of ``iteration + 2`` are
-        saved. ``lineage`` (at most 64 bytes) says of which run; ``rows`` are of ``env_ids``."""
-        tensors = {**rows, _ENV_IDS: torch.from_numpy(env_ids)}
+        saved. ``lineage`` says of which run; ``rows`` are of ``env_ids``."""
+        self._write(f"{self._slot}", lineage, iteration, env_ids, rows)
+
+    def receive(self, lineage: str, iteration: int, env_ids: NDArray[np.int64], rows: Rows) -> None:
+        """Keep rows that came from another node, beside those of `save`."""
+        self._write(f"{self._slot}-received", lineage, iteration, env_ids, rows)
+
+    def _write(
+        self, name: str, lineage: str, iteration: int, env_ids: NDArray[np.int64], rows: Rows
+    ) -> None:
+        tensors = {**rows, ENV_IDS: torch.from_numpy(env_ids)}
         digest = _digest(lineage, iteration)
         size = 0
-        path = self._directory / f"{self._slot}.rows.{iteration % 2}"
+        path = self._directory / f"{name}.rows.{iteration % 2}"
         with path.open("r+b" if path.exists() else "w+b") as file:
             file.write(bytes(_HEADER.size))  # no whole file until the header is there
             for piece in tensorfile.stream(tensors):
@@ -48,8 +57,7 @@ class RowsFiles:
                 size += file.write(piece)
             file.truncate()
             file.seek(0)
-            name = lineage.encode()
-            file.write(_HEADER.pack(_MAGIC, iteration, size, name, digest.digest()))
+            file.write(_HEADER.pack(_MAGIC, iteration, size, digest.digest()))
 
     def find(
         self, lineage: str, iteration: int, env_ids: NDArray[np.int64]
@@ -60,7 +68,7 @@ class RowsFiles:
         for path in sorted(self._directory.glob(f"*.rows.{iteration % 2}")):
             tensors = _read(path, lineage, iteration)
             if tensors is not None:
-                ids = tensors.pop(_ENV_IDS).numpy()
+                ids = tensors.pop(ENV_IDS).numpy()
                 wanted = np.flatnonzero(np.isin(ids, env_ids) & ~np.isin(ids, _joined(found)))
                 if wanted.size:
                     found.append(ids[wanted])
@@ -74,15 +82,14 @@ def _read(path: Path, lineage: str, iteration: int) -> dict[str, Tensor] | None:
     data = path.read_bytes()
     if len(data) < _HEADER.size:
         return None
-    magic, of_iteration, size, name, digest = _HEADER.unpack_from(data)
-    expected = (_MAGIC, iteration, len(data) - _HEADER.size, lineage.encode())
-    if (magic, of_iteration, size, name.rstrip(b"\0")) != expected:
+    magic, of_iteration, size, digest = _HEADER.unpack_from(data)
+    if (magic, of_iteration, size) != (_MAGIC, iteration, len(data) - _HEADER.size):
         return None
     body = memoryview(data)[_HEADER.size :]
     hasher = _digest(lineage, iteration)
     hasher.update(body)
     if hasher.digest() != digest:
-        return None  # its writer was killed while it wrote
+        return None  # of another lineage, or its writer was killed while it wrote
     aligned = torch.frombuffer(bytearray(body), dtype=torch.uint8)
     return tensorfile.parse(aligned, str(path))
 

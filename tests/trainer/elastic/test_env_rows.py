@@ -13,6 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rallypoint.daemon.shared.collectives import MOVES
+from rallypoint.trainer.elastic import envrows
+from rallypoint.trainer.elastic.collectives import SingleProcess
 from rallypoint.trainer.elastic.envrows import (
     EnvRows,
     SafePoint,
@@ -20,9 +23,11 @@ from rallypoint.trainer.elastic.envrows import (
     rows_of_env,
 )
 from rallypoint.trainer.elastic.rowsfile import RowsFiles
+from rallypoint.trainer.elastic.rowsmove import exchange
 from rallypoint.trainer.envs.base import Capabilities
 from rallypoint.trainer.errors import EnvError
 from rallypoint.trainer.rollout import join
+from tests.fakes.collectives import LockStepGroup, LockStepRank
 from tests.fakes.training import BLOCK, Worker, config, make_worker
 
 LINEAGE = "uid/1"
@@ -207,3 +212,44 @@ def test_an_env_that_cannot_carry_state_is_refused_in_words(tmp_path: Path) -> N
     worker.env._spec = replace(worker.env.spec, capabilities=capabilities)  # type: ignore[attr-defined]
     with pytest.raises(EnvError, match=r'env\.backup = "node" needs an env whose rows'):
         held(worker, RowsFiles(tmp_path, 0))
+
+
+# --- several nodes ------------------------------------------------------------------------------
+
+
+def test_rows_come_from_whatever_node_has_them(tmp_path: Path) -> None:
+    """Two slots of one node and one of another; block 1 goes to the other node, block 3 back, block 4
+    is nowhere, and block 0 stays."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    nodes = [RowsFiles(tmp_path / node, slot) for node, slot in (("a", 0), ("a", 1), ("b", 0))]
+
+    def save(files: RowsFiles, iteration: int, *blocks: int) -> None:
+        env_ids = envrows.env_ids(blocks, BLOCK)
+        files.save(LINEAGE, iteration, env_ids, rows(*(100.0 * iteration + env_ids)))
+
+    save(nodes[0], 6, 0)
+    save(nodes[1], 6, 1, 2)
+    save(nodes[2], 6, 3)
+    save(nodes[2], 5, 4)
+    wanted = ((0, 3), (2,), (1, 4))
+
+    def move(rank: LockStepRank) -> None:
+        exchange(rank, nodes[rank.rank], LINEAGE, 6, wanted[rank.rank], blocks=5, size=BLOCK)
+
+    group = LockStepGroup(3)
+    group.run(move)
+    for files, blocks in zip(nodes, wanted, strict=True):
+        env_ids = envrows.env_ids(tuple(b for b in blocks if b != 4), BLOCK)
+        found, values = files.find(LINEAGE, 6, envrows.env_ids(blocks, BLOCK))
+        assert sorted(found.tolist()) == env_ids.tolist()
+        assert values["env/x"].flatten().tolist() == (600.0 + found).tolist()
+    assert [rank.log for rank in group.ranks] == [group.ranks[0].log] * 3
+    assert {name for name, _, _ in group.ranks[0].log} == set(MOVES)
+    assert nodes[0].find(LINEAGE, 6, envrows.env_ids((1,), BLOCK))[0].size == BLOCK, "still there"
+
+
+def test_nothing_to_move_moves_nothing(tmp_path: Path) -> None:
+    files = RowsFiles(tmp_path, 0)
+    exchange(SingleProcess(), files, LINEAGE, 1, (0, 1), blocks=2, size=BLOCK)
+    assert not list(tmp_path.iterdir())

@@ -53,7 +53,8 @@ def commits_of(supervisor: ScriptedSupervisor, plan: Plan) -> dict[int, messages
 
 
 def four_two_four(supervisor: ScriptedSupervisor) -> list[Plan]:
-    keys = [supervisor.start(slot) for slot in range(4)]
+    """On what the workers take for two nodes."""
+    keys = [supervisor.start(slot, node="nm"[slot // 2]) for slot in range(4)]
     supervisor.wait_ready(*keys)
     first = supervisor.publish(keys, restore=True, commit_first=True)
     supervisor.wait(lambda: len(commits_of(supervisor, first)) >= 3, what="three iterations")
