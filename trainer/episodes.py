@@ -67,7 +67,9 @@ class EpisodeTracker:
         for name, term in terms.items():
             self._term(name).add_(term.to(self._returns))
         sums = (self._returns, self._lengths, *self._terms.values())
-        returns, lengths, *of_terms = (x[done] for x in sums)
-        for x in sums:
-            x[done] = 0
+        ended = done.nonzero()[:, 0]
+        returns, lengths, *of_terms = (x.index_select(0, ended) for x in sums)
+        if len(ended):
+            for x in sums:
+                x.index_fill_(0, ended, 0.0)
         return Ended(returns, lengths, dict(zip(self._terms, of_terms, strict=True)))

@@ -238,7 +238,8 @@ def collect(
             acting = torch.where(advice.acts[:, None], label, mean)
         actions = torch.addcmul(acting, std, noise[t])
         result = env.step(actions)
-        reward, done = result.reward.to(noise.device), _done(result).to(noise.device)
+        reward = result.reward.to(noise.device)
+        done = (result.terminated | result.truncated).to(noise.device)
         steps.means.append(mean)
         steps.actions.append(actions)
         steps.results.append(result)
@@ -306,6 +307,8 @@ def _assemble(
     std = policy.std()
     actor_obs, results = seen[:-1], steps.results
     episodes = steps.episodes
+    terminated = torch.stack([r.terminated for r in results]).to(like.device)
+    truncated = torch.stack([r.truncated for r in results]).to(like.device)
     return Rollout(
         env_ids=env.env_ids.copy(),
         block=block,
@@ -319,10 +322,10 @@ def _assemble(
         last_values=values[-1],
         final_values=final_values,
         rewards=torch.stack([r.reward for r in results]).to(like),
-        terminated=torch.stack([r.terminated for r in results]).to(like.device),
-        truncated=torch.stack([r.truncated for r in results]).to(like.device),
+        terminated=terminated,
+        truncated=truncated,
         obs_moments={g: _obs_moments(raw[g][:-1]) for g in scaling.groups},
-        episode_rows=torch.cat([_done(r).nonzero()[:, 0] for r in results]).to(like.device),
+        episode_rows=(terminated | truncated).nonzero()[:, 1],
         episode_returns=torch.cat([ended.returns for ended in episodes]),
         episode_lengths=torch.cat([ended.lengths for ended in episodes]),
         episode_terms={
@@ -362,10 +365,6 @@ def _figure_sums(spec: EnvSpec, results: Sequence[StepResult]) -> dict[str, Tens
             )
     # Step by step: a reduction over the whole could add in another order for another N.
     return {n: functools.reduce(torch.add, [r.figures[n] for r in results]) for n in names}
-
-
-def _done(result: StepResult) -> Tensor:
-    return result.terminated | result.truncated
 
 
 def _like(like: Tensor, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -52,6 +52,9 @@ class PpoUpdate:
         self._seed = config.job.seed
         self.extra_figures = () if config.distill.teacher is None else ("aux_distill",)
         """Loss terms beside PPO's, as `figures.Layout.extra` names them."""
+        actor, critic = policy.clip_groups()
+        joint = self._config.grad_clip == "joint"
+        self._clip_groups = [[*actor, *critic]] if joint else [actor, critic]
 
     def run(
         self,
@@ -183,10 +186,8 @@ class PpoUpdate:
         """Multiply the gradient, which is the same on every rank, by ``scale``, then clip it: once, and
         in one pass. Its norm between the two."""
         limit = self._config.max_grad_norm
-        actor, critic = self._policy.clip_groups()
-        groups = [[*actor, *critic]] if self._config.grad_clip == "joint" else [actor, critic]
         norms = []
-        for group in groups:
+        for group in self._clip_groups:
             gradients = [parameter.grad for parameter in group if parameter.grad is not None]
             parts = torch.stack(torch._foreach_norm(gradients))
             norm = torch.linalg.vector_norm(parts).item() * scale
