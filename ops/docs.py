@@ -131,7 +131,7 @@ def configuration_page() -> str:
         and so is a value out of range, with its origin.
 
         Workers of one job must agree on `job.seed` and everything in `[env]`, `[ppo]`,
-        `[sampler]` and `[distill]`: a run's directory
+        `[sampler]`, `[aux]` and `[distill]`: a run's directory
         that was made with other values is refused, with the difference.
         """
     ]

@@ -38,6 +38,7 @@ OPTIONS = {
     " std_clamp normalise_actor normalise_critic normaliser_form normaliser_clip normaliser_prior"
     " normaliser_update dtype reduction autocast compile",
     "sampler": "kind uniform cap_ratio alpha bin_cap clip_cap sonic_mean_every",
+    "aux": "latent privileged_share reconstruction_coef latent_coef scale",
     "distill": "teacher coef ppo_coef beta beta_iterations",
     "checkpoint": "url every_iterations every_s keep_last env_rows",
     "metrics": "bind port",

@@ -54,7 +54,8 @@ class Measured:
     sample_sums: Tensor = field(
         default_factory=lambda: torch.zeros(len(SAMPLE_FIGURES), dtype=torch.float64)
     )
-    """Sums over this rank's samples, in the order of `SAMPLE_FIGURES`, then of `Layout.extra`."""
+    """Sums over this rank's samples, in the order of `SAMPLE_FIGURES`; then of `Layout.extra` each sum, and
+    the count of samples in it."""
     samples: int = 0
     """Samples in them."""
     gradient_norm_sum: float = 0.0
@@ -87,7 +88,7 @@ class Layout:
     reward_terms: Sequence[str] = ()
     """Terms of the env's reward, in its order."""
     extra: Sequence[str] = ()
-    """Loss terms beside PPO's: means over samples too."""
+    """Loss terms beside PPO's: means over the samples that each is about."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,8 +107,8 @@ def pack(layout: Layout, rollout: Rollout, measured: Measured) -> Tensor:
     ]
     episodes = len(rollout.episode_returns)
     pairs += [(rollout.episode_terms[name].sum().item(), episodes) for name in layout.reward_terms]
-    extra = measured.sample_sums.tolist()[len(SAMPLE_FIGURES) :] or [0.0] * len(layout.extra)
-    pairs += [(value, measured.samples) for value in extra]
+    extra = measured.sample_sums.tolist()[len(SAMPLE_FIGURES) :] or [0.0] * 2 * len(layout.extra)
+    pairs += zip(extra[::2], extra[1::2], strict=True)
     figures = torch.tensor(pairs, dtype=torch.float64, device=rollout.rewards.device)
     return torch.cat([*moments, figures.flatten(), *_bin_counts(layout, rollout)])
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rallypoint.daemon.shared.config import PpoSection
+from rallypoint.trainer.errors import TrainerError
 from rallypoint.trainer.rng import permutation
 from rallypoint.trainer.rollout import Rollout
 from rallypoint.trainer.statistics import Moments, standardise
@@ -36,6 +37,8 @@ class MiniBatch:
     """``[B]``."""
     label: Tensor | None = None
     """Action means of a teacher, ``[B, A]``."""
+    privileged: Tensor | None = None
+    """Where the privileged encoder drove the policy, ``[B]`` bool."""
 
     def split(self, count: int) -> list["MiniBatch"]:
         """``count`` micro-batches, in order; empty ones of an empty mini-batch."""
@@ -72,6 +75,8 @@ class MiniBatches:
         self._actor_obs = self._rows(actor_obs)
         self._critic_obs = None if critic_obs is actor_obs else self._rows(critic_obs)
         self._labels = None if rollout.labels is None else self._rows(rollout.labels)
+        driven = rollout.privileged
+        self._privileged = None if driven is None else self._rows(driven)
         self._vectors = torch.stack([self._rows(x) for x in (rollout.actions, rollout.mean)])
         scalars = (rollout.log_prob, rollout.values, advantages, returns)
         self._scalars = torch.stack([self._rows(x) for x in scalars])
@@ -80,10 +85,28 @@ class MiniBatches:
         """M mini-batches that together hold every row once. With a permutation per block each env block
         gives the same number of rows to each, and nothing but the seed, the iteration, the epoch and
         the block decides which."""
+        for rows in self._dealt(iteration, epoch):
+            yield self._take(torch.from_numpy(rows).to(self._actor_obs.device))
+
+    def populations(self, iteration: int, epochs: int) -> Tensor:
+        """Of each mini-batch of the iteration, float64 ``[2 * E * M]``: samples, and those of them in
+        which the privileged encoder drove, alternately."""
+        if self._privileged is None:
+            raise TrainerError("the rollout does not say where the privileged encoder drove")
+        by_row = self._privileged.sum(1).cpu().numpy()
+        steps = self._privileged.shape[1]
+        counts = [
+            (steps * rows.size, by_row[rows].sum())
+            for epoch in range(epochs)
+            for rows in self._dealt(iteration, epoch)
+        ]
+        return torch.tensor(counts, dtype=torch.float64, device=self._actor_obs.device).flatten()
+
+    def _dealt(self, iteration: int, epoch: int) -> NDArray[np.int64]:
+        """Rows of each mini-batch ``[M, R]``."""
         draw = epoch if self._config.permutation_every == "epoch" else 0
         order = self._by_block if self._config.permutation_scope == "block" else self._by_rank
-        for rows in order(iteration, draw):
-            yield self._take(torch.from_numpy(rows).to(self._actor_obs.device))
+        return order(iteration, draw)
 
     def _by_block(self, iteration: int, draw: int) -> NDArray[np.int64]:
         """Rows of each mini-batch ``[M, R]``: block by block within each micro-batch."""
@@ -123,5 +146,8 @@ class MiniBatches:
         label = None
         if self._labels is not None:
             label = self._labels.index_select(0, rows).flatten(0, 1)
+        driven = None
+        if self._privileged is not None:
+            driven = self._privileged.index_select(0, rows).flatten(0, 1)
         scalars = (log_prob, values, advantage, returns)
-        return MiniBatch(actor_obs, critic_obs, actions, mean, *scalars, label)
+        return MiniBatch(actor_obs, critic_obs, actions, mean, *scalars, label, driven)

@@ -31,14 +31,19 @@ class ActorCritic(nn.Module):
     The free parameter of the noise is ``log_std`` or ``noise_std``, ``[A]``, as configured.
     """
 
-    def __init__(self, obs_dims: Mapping[str, int], action_dim: int, config: PpoSection) -> None:
+    def __init__(
+        self,
+        obs_dims: Mapping[str, int],
+        action_dim: int,
+        config: PpoSection,
+        actor: nn.Module | None = None,
+    ) -> None:
+        """``actor`` takes the place of the usual network from observations to means."""
         super().__init__()
         critic_hidden = config.hidden if config.critic_hidden is None else config.critic_hidden
-        activation = ACTIVATIONS[config.activation]
-        if config.compile is not None and activation is Elu:
-            activation = nn.ELU  # a compiler makes its own of that, and cannot look into ours
-        self.actor = _mlp(obs_dims["actor"], config.hidden, action_dim, activation)
-        self.critic = _mlp(obs_dims[critic_group(obs_dims)], critic_hidden, 1, activation)
+        activation = activation_of(config)
+        self.actor = actor or mlp(obs_dims["actor"], config.hidden, action_dim, activation)
+        self.critic = mlp(obs_dims[critic_group(obs_dims)], critic_hidden, 1, activation)
         self._log = config.noise == "log_std"
         self._clamp_in_forward = config.std_clamp == "forward"
         low, high = config.std_bounds
@@ -76,7 +81,7 @@ class ActorCritic(nn.Module):
         """Value ``[B]``."""
         return self._run(self.critic, critic_obs).squeeze(-1)
 
-    def _run(self, network: nn.Sequential, obs: Tensor) -> Tensor:
+    def _run(self, network: nn.Module, obs: Tensor) -> Tensor:
         out: Tensor
         if not self._autocast:
             out = network(obs)
@@ -98,9 +103,18 @@ class ActorCritic(nn.Module):
         return [*self.actor.parameters(), self.free_noise()], list(self.critic.parameters())
 
 
-def _mlp(
+def activation_of(config: PpoSection) -> type[nn.Module]:
+    """The activation of all hidden layers."""
+    activation = ACTIVATIONS[config.activation]
+    if config.compile is not None and activation is Elu:
+        return nn.ELU  # a compiler makes its own of that, and cannot look into ours
+    return activation
+
+
+def mlp(
     inputs: int, hidden: Sequence[int], outputs: int, activation: type[nn.Module]
 ) -> nn.Sequential:
+    """Linear layers with an activation after each hidden one."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers += [nn.Linear(inputs, width), activation()]

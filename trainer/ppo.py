@@ -15,12 +15,13 @@ from rallypoint.trainer.envs.base import EnvSpec, MotionEnv, VecEnv
 from rallypoint.trainer.episodes import EpisodeTracker
 from rallypoint.trainer.errors import TrainerError
 from rallypoint.trainer.figures import Layout, Measured
+from rallypoint.trainer.latent import LatentActorCritic, totals
 from rallypoint.trainer.motion_sampler import MotionSampler
 from rallypoint.trainer.networks import ActorCritic
 from rallypoint.trainer.normaliser import Normaliser
 from rallypoint.trainer.optimiser import Adam
 from rallypoint.trainer.ordered import RankReduction, Reduction
-from rallypoint.trainer.rng import policy_noise
+from rallypoint.trainer.rng import Purpose, policy_noise, uniform
 from rallypoint.trainer.rollout import Advice, Rollout, collect
 from rallypoint.trainer.update import PpoUpdate
 
@@ -39,13 +40,16 @@ class PpoLearner:
         ppo = config.ppo
         self._seed = config.job.seed
         self._ppo = ppo
+        self._aux = config.aux
         self._block = config.env.block
         self._spec = spec
         self._device = device
         self._dtype = DTYPES[ppo.dtype]
         with torch.random.fork_rng(devices=[]):  # the same start on every rank
             torch.manual_seed(config.job.seed)
-            module = ActorCritic(spec.obs_dims, spec.action_dim, ppo)
+            sizes = spec.obs_dims, spec.action_dim, ppo
+            latent = config.aux.latent
+            module = ActorCritic(*sizes) if latent is None else LatentActorCritic(*sizes, latent)
         self.module = module.to(device, self._dtype)
         self._optimiser = Adam(self.module.named_parameters(), ppo.learning_rate)
         self._normaliser = Normaliser(spec.obs_dims, ppo, device)
@@ -64,6 +68,13 @@ class PpoLearner:
         if self._ppo.normaliser_update == "iteration":
             return 0
         return sum(1 + 2 * size for size in self._normaliser.dims.values())
+
+    def _privileged(self, env_ids: NDArray[np.int64], iteration: int) -> Tensor | None:
+        """Envs in which the privileged encoder drives, ``[N]`` bool, where there is one."""
+        if self._aux.latent is None:
+            return None
+        draws = uniform(self._seed, Purpose.ENCODER, env_ids, iteration, 0, 1)[:, 0]
+        return torch.from_numpy(draws < self._aux.privileged_share).to(self._device)
 
     def _advice(self, env_ids: NDArray[np.int64], iteration: int) -> Advice | None:
         """The teacher of a student."""
@@ -127,6 +138,7 @@ class PpoLearner:
             final_obs=self._ppo.time_out_bootstrap == "final_obs",
             raw_obs=self._ppo.normaliser_update == "sonic_epochs",
             advice=self._advice(env.env_ids, iteration),
+            privileged=self._privileged(env.env_ids, iteration),
             on_step=on_step,
         )
         self._layout = Layout(
@@ -174,6 +186,8 @@ class PpoLearner:
             self.sampler.merge(counts, world_size=len(records))
             merged |= self.sampler.figures()
         merged["learning_rate"] = self._optimiser.learning_rate
+        if self._aux.latent is not None:
+            merged |= totals(self._aux, merged)
         merged["noise_std"] = self.module.std().mean().item()
         return merged
 

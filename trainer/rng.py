@@ -36,6 +36,7 @@ class Purpose(IntEnum):
     ENV_RESET = 4
     ENV_COMMAND = 5
     TEACHER_ACTS = 6
+    ENCODER = 7
 
 
 def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:

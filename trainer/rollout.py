@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rallypoint.trainer.envs.base import EnvSpec, StepResult, VecEnv
 from rallypoint.trainer.episodes import Ended, EpisodeTracker
 from rallypoint.trainer.errors import EnvError
+from rallypoint.trainer.latent import LatentActorCritic
 from rallypoint.trainer.losses import gaussian_log_prob
 from rallypoint.trainer.networks import ActorCritic, critic_group
 from rallypoint.trainer.normaliser import Normaliser, Scaling
@@ -78,6 +79,8 @@ class Rollout:
     """Likewise; None also where both see the same group."""
     bins: Tensor | None = None
     """Bin of the motion library that each step was in, int64 ``[T, N]``; None for other tasks."""
+    privileged: Tensor | None = None
+    """Where the privileged encoder drove the policy, ``[T, N]`` bool. None: there is none."""
     labels: Tensor | None = None
     """Action means of a teacher in the same states, ``[T, N, A]``. None: there is no teacher."""
     block_moments: tuple[Mapping[str, Moments], ...] = ()
@@ -180,6 +183,7 @@ _STEP_FIELDS: Final = (
     "raw_critic_obs",
     "bins",
     "labels",
+    "privileged",
 )
 """Tensors of a rollout that are ``[T, N, ...]``, the critic's observations aside."""
 
@@ -220,17 +224,22 @@ def collect(
     final_obs: bool,
     raw_obs: bool,
     advice: Advice | None,
+    privileged: Tensor | None,
     on_step: Callable[[int], None],
 ) -> Rollout:
     """Run ``env`` for T steps with the action noise ``[T, N, A]``, whose dtype and device are those
     of the rollout; ``on_step(t)`` is called after each step. With ``final_obs`` the rollout has
-    ``final_values``, with ``raw_obs`` what it says, with ``advice`` ``labels``. Raises `EnvError` when the
-    env breaks its contract."""
+    ``final_values``, with ``raw_obs`` what it says, with ``advice`` ``labels``; in the envs ``privileged``
+    ``[N]`` the privileged encoder drives. Raises `EnvError` when the env breaks its contract."""
     scaling = normaliser.scaling(noise.dtype)
     std = policy.std()
     steps = _Steps([_like(noise, env.begin_rollout(iteration))], [], [], [], [], [])
     for t in range(noise.shape[0]):
         mean = _by_rows(policy.mean, scaling.apply("actor", steps.obs[t]["actor"]))
+        if privileged is not None and isinstance(policy, LatentActorCritic):
+            seen = scaling.apply("critic", steps.obs[t][critic_group(env.spec.obs_dims)])
+            other = _by_rows(policy.privileged_mean, seen)
+            mean = torch.where(privileged[:, None], other, mean)
         acting = mean
         if advice is not None:
             label = _by_rows(advice.label, steps.obs[t]["actor"])
@@ -248,6 +257,8 @@ def collect(
         on_step(t)
     final = _final_values(policy, scaling, env, steps, noise) if final_obs else None
     rollout = _assemble(policy, scaling, env, steps, noise, block, final)
+    if privileged is not None:
+        rollout = replace(rollout, privileged=privileged.expand(noise.shape[0], -1))
     if raw_obs:
         groups = ("actor", critic_group(env.spec.obs_dims))
         actor, critic = (torch.stack([obs[g] for obs in steps.obs[:-1]]) for g in groups)

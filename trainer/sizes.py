@@ -43,6 +43,7 @@ def find_sizes(config: Config) -> Sizes:
         header_bytes=header_bytes(config),
         moment_values=learner.moment_values,
         mini_batches=config.ppo.epochs * config.ppo.mini_batches,
+        latent=config.aux.latent is not None,
     )
 
 

@@ -6,8 +6,9 @@ shares of the envs, step like one process on the union. How sums over ranks are 
 """
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +16,11 @@ from torch import Tensor, nn
 from rallypoint.daemon.shared.config import Config, DistillSection, PpoSection
 from rallypoint.trainer.elastic.collectives import Collectives
 from rallypoint.trainer.epochstats import EpochStatistics
+from rallypoint.trainer.errors import TrainerError
 from rallypoint.trainer.figures import SAMPLE_FIGURES, Measured
 from rallypoint.trainer.gae import compute_gae, with_final_values
 from rallypoint.trainer.kl import gaussian_kl, next_learning_rate
+from rallypoint.trainer.latent import TERMS, coefficients, populations
 from rallypoint.trainer.losses import (
     clipped_policy_loss,
     clipped_value_loss,
@@ -50,7 +53,12 @@ class PpoUpdate:
         self._config = config.ppo
         self._distill = config.distill
         self._seed = config.job.seed
-        self.extra_figures = () if config.distill.teacher is None else ("aux_distill",)
+        self._aux = config.aux
+        self.extra_figures: tuple[str, ...] = ()
+        if config.distill.teacher is not None:
+            self.extra_figures = ("aux_distill",)
+        elif config.aux.latent is not None:
+            self.extra_figures = TERMS
         """Loss terms beside PPO's, as `figures.Layout.extra` names them."""
         actor, critic = policy.clip_groups()
         joint = self._config.grad_clip == "joint"
@@ -77,15 +85,17 @@ class PpoUpdate:
         parts = reduction.shards(rollout)
         found = [advantages_of(part, self._config) for part in parts]
         collectives.hit("gae")
-        zeros = torch.zeros(len(SAMPLE_FIGURES) + len(self.extra_figures), dtype=torch.float64)
+        zeros = torch.zeros(len(SAMPLE_FIGURES) + 2 * len(self.extra_figures), dtype=torch.float64)
         measured = [Measured(zeros, advantages=Moments.of(x.flatten())) for x, _ in found]
         shards = self._samples(reduction, parts, found, [m.advantages for m in measured])
         statistics = self._statistics(reduction, shards, iteration)
+        weights = self._weights(reduction, shards, iteration)
         for epoch in range(self._config.epochs):
             epochs = [shard.epoch(iteration, epoch) for shard in shards]
             for dealt in zip(*epochs, strict=True):
                 batches = dealt if statistics is None else statistics.advance(dealt)
-                if self._step(batches, rollout.std, collectives, reduction, measured):
+                terms = next(weights)
+                if self._step(batches, rollout.std, collectives, reduction, measured, terms):
                     on_optimiser_step()
                 collectives.hit("between_steps")
         return reduction, measured
@@ -99,6 +109,23 @@ class PpoUpdate:
         return EpochStatistics(
             self._normaliser, reduction, shards, iteration=iteration, epochs=epochs
         )
+
+    def _weights(
+        self, reduction: Reduction, shards: Sequence[MiniBatches], iteration: int
+    ) -> Iterator[Sequence[float] | None]:
+        """Weights of the auxiliary terms' sums in each mini-batch. The loss is divided by the count of
+        all samples; a term is a mean over its own population, whose count over all ranks is known
+        beforehand: one collective for the whole iteration."""
+        if self._aux.latent is None:
+            yield from itertools.repeat(None)
+        local = [shard.populations(iteration, self._config.epochs) for shard in shards]
+        counts = reduction.begin_sum("aux_counts", local)().view(-1, 2).tolist()
+        for samples, privileged in counts:
+            sizes = (samples - privileged, privileged, privileged)
+            yield [
+                self._aux.scale * coefficient * samples / size if size else 0.0
+                for coefficient, size in zip(coefficients(self._aux), sizes, strict=True)
+            ]
 
     def _samples(
         self,
@@ -134,13 +161,14 @@ class PpoUpdate:
         collectives: Collectives,
         reduction: Reduction,
         measured: Sequence[Measured],
+        weights: Sequence[float] | None,
     ) -> bool:
         """One mini-batch, which has a part in every shard. False when no step was taken, on any rank,
         because a loss or the gradient was not finite in some shard (or none had a sample)."""
         ppo = self._config
         self._optimiser.clear_gradients()
         zeros = [measure.sample_sums.new_zeros(measure.sample_sums.shape) for measure in measured]
-        passes = _Passes(reduction.module, std_old, ppo, self._distill, zeros)
+        passes = _Passes(reduction.module, std_old, ppo, self._distill, zeros, weights)
         *earlier, last = zip(*(batch.split(ppo.micro_batches) for batch in batches), strict=True)
         for parts in earlier:
             reduction.accumulate(functools.partial(passes.forward, parts))
@@ -216,7 +244,9 @@ class _Passes:
         ppo: PpoSection,
         distill: DistillSection,
         zeros: Sequence[Tensor],
+        weights: Sequence[float] | None,
     ) -> None:
+        self._weights = weights
         self._module = module
         self._std_old = std_old
         self._ppo = ppo
@@ -228,7 +258,9 @@ class _Passes:
         """The loss of each shard's part, summed over samples."""
         results = [
             _losses(batch, self._std_old, self._module, self._ppo)
-            if batch.label is None
+            if batch.label is None and self._weights is None
+            else _latent_losses(batch, self._std_old, self._module, self._ppo, self._weights)
+            if self._weights is not None
             else _student_losses(batch, self._std_old, self._module, self._ppo, self._distill)
             for batch in batches
         ]
@@ -261,7 +293,24 @@ def _student_losses(
             kl = gaussian_kl(batch.mean_old, std_old, mean, std, form=ppo.kl_form)
             sums[_KL] = kl.sum(dtype=torch.float64)
             sums[_ENTROPY] = gaussian_entropy(std).double() * batch.returns.numel()
-    return loss, torch.cat([sums, imitation.detach().double().view(1)])
+    pair = torch.stack([imitation.detach().double(), torch.tensor(float(len(mean)))])
+    return loss, torch.cat([sums, pair.to(sums)])
+
+
+def _latent_losses(
+    batch: MiniBatch, std_old: Tensor, module: nn.Module, ppo: PpoSection, weights: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """As `_losses`, with the auxiliary terms, each summed over its population times its weight; their
+    sums and counts come last."""
+    if batch.privileged is None:
+        raise TrainerError("the rollout does not say where the privileged encoder drove")
+    *outputs, terms = module(batch.actor_obs, batch.critic_obs, batch.privileged)
+    loss, sums = _ppo_losses(batch, std_old, (outputs[0], outputs[1], outputs[2]), ppo)
+    masks = populations(batch.privileged)
+    of_terms = torch.where(masks, terms, 0.0).sum(0)
+    loss = loss + (of_terms * of_terms.new_tensor(weights)).sum()
+    pairs = torch.stack([of_terms.detach().double(), masks.sum(0).double()], -1)
+    return loss, torch.cat([sums, pairs.flatten()])
 
 
 def _ppo_losses(

@@ -34,6 +34,8 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """E·M: mini-batches of one iteration."""
     moment_values: int = 0
     """Numbers in the moments of a mini-batch's observations, where they are gathered."""
+    latent: bool = False
+    """Whether there are auxiliary losses (``aux.latent``)."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,11 @@ TABLE: Final = (
         *("epoch_moments", "iteration", "all-gather", "float64", "8·E·M·moments of observations"),
         lambda sizes: 8 * sizes.mini_batches * sizes.moment_values,
         "with ppo.normaliser_update = sonic_epochs",
+    ),
+    Collective(
+        *("aux_counts", "iteration", "sum", "float64", "16·E·M"),
+        lambda sizes: 16 * sizes.mini_batches if sizes.latent else 0,
+        "samples of each mini-batch, and of its privileged encoder; with aux.latent",
     ),
     Collective(
         *("mini_batch", "mini_batch", "sum", "float64", "24", lambda _: 24),

@@ -225,6 +225,24 @@ class SamplerSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AuxSection:
+    """Auxiliary losses of a policy that acts through a latent."""
+
+    latent: int | None = None
+    """Size of the latent between encoder and action decoder. None: the policy has none, and no auxiliary
+    loss."""
+    privileged_share: float = 0.5
+    """Share of the envs in which the encoder of the critic's observations drives the policy, drawn for
+    each env and iteration."""
+    reconstruction_coef: float = 0.01
+    """Weight of reconstructing what an encoder sees, where it drives."""
+    latent_coef: float = 1.0
+    """Weight of the distance of the two latents, where the privileged encoder drives."""
+    scale: float = 1.0
+    """Weight of all of them together."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DistillSection:
     """Learning from a teacher: DAgger, alone or with PPO."""
 
@@ -308,6 +326,7 @@ class Config:
     env: EnvSection = field(default_factory=EnvSection)
     ppo: PpoSection = field(default_factory=PpoSection)
     sampler: SamplerSection = field(default_factory=SamplerSection)
+    aux: AuxSection = field(default_factory=AuxSection)
     distill: DistillSection = field(default_factory=DistillSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)

@@ -9,6 +9,7 @@ def check(config: Config) -> None:
     _check_devices(config)
     _check_algorithm(config)
     _check_backup(config)
+    _check_auxiliary(config)
     _check_distillation(config)
 
 
@@ -64,6 +65,23 @@ def _check_backup(config: Config) -> None:
     if config.checkpoint.env_rows and env.backup != "node":
         raise ConfigError(
             'checkpoint.env_rows = true needs env.backup = "node": env rows are read from that backup'
+        )
+
+
+def _check_auxiliary(config: Config) -> None:
+    aux = config.aux
+    if aux.latent is not None and aux.latent < 1:
+        raise ConfigError(f"aux.latent = {aux.latent} must be at least 1, or none")
+    if not 0.0 <= aux.privileged_share <= 1.0:
+        raise ConfigError(f"aux.privileged_share = {aux.privileged_share} must be from 0 to 1")
+    if min(aux.reconstruction_coef, aux.latent_coef, aux.scale) < 0.0:
+        raise ConfigError(
+            f"aux.reconstruction_coef = {aux.reconstruction_coef}, aux.latent_coef = {aux.latent_coef} and "
+            f"aux.scale = {aux.scale} must not be negative"
+        )
+    if aux.latent is not None and config.distill.teacher is not None:
+        raise ConfigError(
+            f"aux.latent = {aux.latent} does not go with distill.teacher: a student has no auxiliary losses"
         )
 
 

@@ -29,7 +29,7 @@ ENVIRONMENT_PREFIX: Final = "RALLYPOINT_"
 EXEMPT_VARIABLES: Final = frozenset({failpoints.VARIABLE, failpoints.LOG_VARIABLE})
 """Variables with the prefix that are no configuration."""
 
-AGREED: Final = ("job.seed", "env", "ppo", "sampler", "distill")
+AGREED: Final = ("job.seed", "env", "ppo", "sampler", "aux", "distill")
 """Keys and sections that all workers of a job must have in common for as long as it lives."""
 
 _SECRET: Final[frozenset[str]] = frozenset()

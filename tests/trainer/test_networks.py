@@ -80,11 +80,11 @@ def test_actor_and_critic_have_their_own_widths_and_activation() -> None:
     config = PpoSection(hidden=(8,), critic_hidden=(5, 4), activation="silu")
     module = ActorCritic({"actor": 3}, 2, config)
     widths = {
-        name: [layer.out_features for layer in net if isinstance(layer, nn.Linear)]
+        name: [layer.out_features for layer in net.modules() if isinstance(layer, nn.Linear)]
         for name, net in (("actor", module.actor), ("critic", module.critic))
     }
     assert widths == {"actor": [8, 2], "critic": [5, 4, 1]}
-    assert isinstance(module.actor[1], nn.SiLU)
+    assert isinstance(module.critic[1], nn.SiLU)
 
 
 def test_autocast_computes_in_half_precision_and_returns_the_own() -> None:
