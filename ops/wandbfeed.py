@@ -22,7 +22,7 @@ from rallypoint.daemon.executors.curves import values_of
 from rallypoint.daemon.executors.files import write_atomically
 from rallypoint.daemon.executors.lineage import JournalTail, Line
 from rallypoint.daemon.shared.config import Config
-from rallypoint.daemon.shared.configload import from_json
+from rallypoint.daemon.shared.configload import RECORDED, from_json
 from rallypoint.daemon.shared.rundir import RunDir
 
 _EVERY_S: Final = 0.5
@@ -87,7 +87,7 @@ def open_run(config: Config, rundir: RunDir, run_id: str) -> Run:
         name=config.job.name,
         resume="allow",
         dir=str(rundir.wandb),
-        config=msgspec.to_builtins({s: getattr(config, s) for s in ("job", "env", "ppo")}),
+        config=msgspec.to_builtins({s: getattr(config, s) for s in RECORDED}),
     )
     return run
 

@@ -14,7 +14,7 @@ from rallypoint.checkpointing.store import CheckpointStore, CommitVerdict
 from rallypoint.checkpointing.writer import CheckpointWriter, SaveDone, SaveFailed
 from rallypoint.daemon.shared import messages
 from rallypoint.daemon.shared.config import Config
-from rallypoint.daemon.shared.configload import config_hash
+from rallypoint.daemon.shared.configload import RECORDED, config_hash
 from rallypoint.daemon.shared.failpoints import Failpoints
 from rallypoint.trainer.elastic.registry import Scope
 from rallypoint.trainer.elastic.rowsfile import RowsFiles
@@ -115,7 +115,7 @@ class CheckpointKeeper:
             world_size=plan.world_size,
             budget=self._config.env.budget,
             config_hash=config_hash(self._config),
-            config={name: sections[name] for name in ("job", "env", "ppo", "sampler")},
+            config={name: sections[name] for name in RECORDED},
             versions={"rallypoint": __version__, "torch": str(torch.__version__)},
             metrics=dict(metrics),
         )

@@ -27,7 +27,8 @@ from rallypoint.trainer.elastic.state import CommitRecord, TrainingState
 from rallypoint.trainer.envs.base import VecEnv
 from rallypoint.trainer.envs.factory import make_env
 from rallypoint.trainer.errors import TrainerError
-from rallypoint.trainer.ppo import DTYPES, PpoLearner
+from rallypoint.trainer.learners import learner_type
+from rallypoint.trainer.ppo import DTYPES
 
 
 class JournalError(TrainerError):
@@ -137,7 +138,7 @@ class Reproduction:
             torch.set_num_threads(1)
         self._config = config
         self._env: VecEnv = make_env(config, dtype=DTYPES[config.ppo.dtype])
-        self._learner = PpoLearner(config, self._env.spec, torch.device("cpu"))
+        self._learner = learner_type(config)(config, self._env.spec, torch.device("cpu"))
         registry = StateRegistry()
         self._learner.register(registry)
         self.state = TrainingState(registry)

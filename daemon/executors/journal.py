@@ -17,6 +17,7 @@ import msgspec
 
 from rallypoint.daemon.executors.accounting import Change
 from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.configload import RECORDED
 from rallypoint.daemon.shared.messages import Committed, Formed, RankRecord
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
@@ -249,7 +250,7 @@ def _line(raw: bytes) -> Line | None:
 
 def _trained(config: Config) -> dict[str, Any]:
     """The sections that decide what is trained."""
-    return {name: getattr(config, name) for name in ("job", "env", "ppo", "sampler")}
+    return {name: getattr(config, name) for name in RECORDED}
 
 
 def _key(key: WorkerKey) -> dict[str, Any]:

@@ -32,6 +32,9 @@ EXEMPT_VARIABLES: Final = frozenset({failpoints.VARIABLE, failpoints.LOG_VARIABL
 AGREED: Final = ("job.seed", "env", "ppo", "sampler", "aux", "distill")
 """Keys and sections that all workers of a job must have in common for as long as it lives."""
 
+RECORDED: Final = ("job", "env", "ppo", "sampler", "aux", "distill")
+"""Sections that a checkpoint and the journal hold: what a policy is made by."""
+
 _SECRET: Final[frozenset[str]] = frozenset()
 """Keys whose value is never shown; none exist yet."""
 

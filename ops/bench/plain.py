@@ -21,7 +21,8 @@ from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.configload import from_json
 from rallypoint.trainer.envs.embedded import EmbeddedEnv
 from rallypoint.trainer.envs.factory import make_env
-from rallypoint.trainer.ppo import DTYPES, PpoLearner
+from rallypoint.trainer.learners import learner_type
+from rallypoint.trainer.ppo import DTYPES
 from rallypoint.trainer.rng import policy_noise
 
 Iterate = Callable[[int], None]
@@ -76,7 +77,7 @@ def make_assigned_env(config: Config, rank: int) -> EmbeddedEnv:
 
 def training(config: Config, env: EmbeddedEnv) -> Iterate:
     """One iteration of plain training."""
-    learner = PpoLearner(config, env.spec, torch.device("cpu"))
+    learner = learner_type(config)(config, env.spec, torch.device("cpu"))
     learner.on_assign(env.env_ids)
     collectives = PlainCollectives()
     module = collectives.replicated(learner.module)

@@ -8,6 +8,7 @@ import torch
 from rallypoint.checkpointing.manifest import CheckpointMeta
 from rallypoint.checkpointing.store import CheckpointStore, CommitVerdict
 from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.configload import RECORDED
 from tests.fakes.training import Worker
 
 
@@ -23,7 +24,7 @@ def save(directory: Path, worker: Worker, settings: Config, iteration: int = 1) 
         world_size=1,
         budget="per_rank",
         config_hash="0",
-        config={section: resolved[section] for section in ("job", "env", "ppo", "sampler")},
+        config={section: resolved[section] for section in RECORDED},
         versions={},
     )
     live = {name: tensor.detach() for name, tensor in worker.live().items()}

@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from rallypoint.checkpointing.restore import load_checkpoint
 from rallypoint.daemon.shared.config import AuxSection, Config
 from rallypoint.daemon.shared.configload import load, parse_assignment
 from rallypoint.daemon.shared.errors import ConfigError
+from rallypoint.trainer.evaluate import configuration, restore_learner
 from rallypoint.trainer.latent import TERMS, LatentActorCritic
 from rallypoint.trainer.rng import Purpose, uniform
+from tests.fakes.checkpoints import save
 from tests.fakes.gloo import collectives_over_gloo, train_over_gloo
 from tests.fakes.training import BLOCK, Worker, config, make_worker, train
 
@@ -96,6 +99,14 @@ def test_losses_fall_and_the_actor_needs_its_own_encoder_alone() -> None:
         obs = torch.zeros(3, own.actor_obs.shape[-1], dtype=torch.float64)
         expected = module(obs, obs, torch.zeros(3, dtype=torch.bool))[0]
         torch.testing.assert_close(module.mean(obs), expected)
+
+
+def test_a_checkpoint_says_what_it_needs_to_act(tmp_path: Path) -> None:
+    worker = train(settings(), [(0,)], 1)[0]
+    loaded = load_checkpoint(str(save(tmp_path, worker, settings())))
+    found = restore_learner(loaded, configuration(loaded), worker.env.spec)
+    obs = {"actor": worker.env.begin_rollout(2)["actor"]}
+    assert torch.equal(found.mean_action(obs), worker.learner.mean_action(obs))
 
 
 def test_the_update_begins_at_the_policy_that_collected() -> None:

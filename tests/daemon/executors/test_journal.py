@@ -6,6 +6,7 @@ from typing import Any
 
 from rallypoint.daemon.executors.journal import Journal
 from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.configload import RECORDED
 from tests.fakes.facts import A, B, committed, formed, plan
 
 CONFIG = Config()
@@ -41,9 +42,7 @@ def test_the_first_report_is_written_and_the_others_must_agree(tmp_path: Path) -
         "env_steps_total": 100,
     }
     assert first["metrics"] == {"reward_mean": 0.1}
-    assert written[0]["config"].keys() == {"job", "env", "ppo", "sampler"}, (
-        "enough to train it again"
-    )
+    assert written[0]["config"].keys() == {*RECORDED}, "enough to train it again"
 
 
 def test_a_restore_winds_back_and_older_lineages_are_stale(tmp_path: Path) -> None:
