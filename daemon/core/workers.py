@@ -127,7 +127,11 @@ def _apply(state: NodeState, slot: SlotState, event: WorkerEvent, now: float) ->
         case WorkerConnected():
             return _connect(state, slot, now)
         case WorkerBecameReady():
-            return _become_ready(state, slot, event), ()
+            state = _become_ready(state, slot, event)
+            late = (
+                event.last_formed > slot.last_formed
+            )  # adopted, and in a generation not known here
+            return state, news(state, state.slots[slot.slot], now) if late else ()
         case WorkerBroke(generation=generation):
             newest = max(slot.broken_generation, generation)
             current = generation >= max(1, slot.last_formed)
@@ -186,14 +190,13 @@ def _connect(state: NodeState, slot: SlotState, now: float) -> Decision:
 
 
 def news(state: NodeState, slot: SlotState, now: float) -> tuple[NodeAction, ...]:
-    """What a worker may have missed: the newest plan that concerns it, and the mark of the generation
-    that it formed. Nothing while this node is past its lease."""
+    """What a worker may have missed: the newest plan, which releases it where it is not listed and its
+    own generation is over, and the mark of the generation that it formed. Nothing while this node is
+    past its lease."""
     key, plan = state.key(slot), state.plan
-    actions: list[NodeAction] = []
     if plan is None or not slot.connected or state.past_lease(now):
         return ()
-    if plan.find(key) is not None or slot.last_formed or slot.state in ENGAGED:
-        actions.append(SendPlan(key, plan))
+    actions: list[NodeAction] = [SendPlan(key, plan)]
     if slot.last_formed and slot.last_formed == state.formed:
         actions.append(SendFormedMark(key, state.formed))
     return tuple(actions)

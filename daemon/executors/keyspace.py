@@ -115,6 +115,10 @@ class Keyspace:
         for lease in list(self._leases.values()):
             self._leases[lease.id] = replace(lease, deadline_s=now + lease.ttl_s)
 
+    def holds(self, lease: Lease) -> bool:
+        """Whether this lease has not ended yet."""
+        return lease.id in self._leases
+
     @property
     def next_expiry_s(self) -> float | None:
         """When the next lease runs out."""

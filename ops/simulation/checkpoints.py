@@ -22,6 +22,7 @@ class Checkpoint:
     state: Snapshot
     node: int
     """Where it lies, when checkpoints are not shared."""
+    landed_s: float
 
 
 class Checkpoints:
@@ -53,6 +54,7 @@ class Checkpoints:
                 )
                 done(False)
                 return
+            cluster.checks.acts_under_lease(node, f"{worker.key} may save")
             late = cluster.choose.random() < 0.1
             delay_s = (
                 cluster.choose.uniform(0.5, 20.0) if late else cluster.choose.uniform(0.01, 0.2)
@@ -64,7 +66,7 @@ class Checkpoints:
             if not in_time and cluster.choose.random() < 0.5:
                 done(False)
                 return
-            self._land(Checkpoint(generation, state, node.index))
+            self._land(Checkpoint(generation, state, node.index, cluster.clock.now))
             if in_time:
                 worker.say(ev.WorkerCheckpointed(worker.key, generation, state.iteration))
             done(in_time)

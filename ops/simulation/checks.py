@@ -48,6 +48,9 @@ class Checks:
         self._check_newcomers(plan)
         if plan.restore:
             self._check_restore(plan)
+            self._check_holder(plan)
+        elif plan.kind == "forced":
+            self._check_need(plan)
         self.plans[plan.generation] = plan
 
     def _check_blocks(self, plan: Plan) -> None:
@@ -67,18 +70,61 @@ class Checks:
         if plan.kind == "forced" and any(holds) and not all(holds):
             raise Violation("newcomer_forced", f"a forced plan lets a newcomer in: {plan}")
 
-    def _check_restore(self, plan: Plan) -> None:
-        """Nothing is restored over a generation that can be seen to train."""
+    def _trains_in_sight(self) -> bool:
+        """Whether the newest formed generation trains, and a leader has reached all of it for a while."""
         cluster = self._cluster
-        formed = self.plans.get(self.formed)
-        group = cluster.groups.get(self.formed)
+        formed, group = self.plans.get(self.formed), cluster.groups.get(self.formed)
         if formed is None or group is None or not group.whole:
-            return
+            return False
+        now, bound_s = cluster.clock.now, 2.0 + 2 * cluster.scenario.message_s
+        steady = now - cluster.linked_since_s > bound_s
+        moves = now - group.last_iteration_s < 1.5 * cluster.scenario.iteration_s
         leads = [node for node in cluster.nodes if node.up and node.leading.leads]
         seen = any(all(cluster.linked(n, w.node) for w in group.here.values()) for n in leads)
-        if seen and len(group.formed) == formed.world_size:
+        return steady and moves and seen and len(group.formed) == formed.world_size
+
+    def _check_restore(self, plan: Plan) -> None:
+        """Nothing is restored over a generation that can be seen to train."""
+        if self._trains_in_sight():
             text = f"generation {plan.generation} restores while {self.formed} trains"
             raise Violation("restore_over_training", text)
+
+    def _check_need(self, plan: Plan) -> None:
+        """Silence of a supervisor is no reason for a change while its workers take part."""
+        if plan.generation == self.formed + 1 and self._trains_in_sight():
+            text = f"generation {plan.generation} is forced on {self.formed}, of which all train"
+            raise Violation("needless_change", text)
+
+    def _check_holder(self, plan: Plan) -> None:
+        """Where checkpoints are local, a node that has long been ready and holds a newer one is there."""
+        cluster = self._cluster
+        if cluster.scenario.shared_checkpoints:
+            return
+        steady_s = 3.0 + 2 * cluster.scenario.message_s
+        ready = [
+            w
+            for w in cluster.living()
+            if w.ready_for_s() > steady_s and w.node.ready_long(steady_s)
+        ]
+        members = {m.key.node for m in plan.members}
+        best = max((self._held(w.node, steady_s) for w in ready), default=(0, 0))
+        there = max(self._held(n, 0.0) for n in cluster.nodes if n.name in members)
+        if there < best:
+            text = (
+                f"generation {plan.generation} reads {there}, but {best} is on a node that is ready"
+            )
+            raise Violation("holder", text)
+
+    def _held(self, node: "Node", for_s: float) -> tuple[int, int]:
+        found = self._cluster.readable(node)
+        if found is None or self._cluster.clock.now - found.landed_s < for_s:
+            return 0, 0
+        return found.generation, found.state.iteration
+
+    def acts_under_lease(self, node: "Node", what: str) -> None:
+        """A node commits nothing and enters nothing when its lease has ended in the store."""
+        if node.lease is None or not self._cluster.etcd.keys.holds(node.lease):
+            raise Violation("lease", f"{what} by {node.name}, whose lease is over")
 
     def job_written(self, job: JobRecord) -> None:
         """The job's record was written."""

@@ -39,6 +39,10 @@ class Cluster:
         """Newest committed iteration anywhere: what a leader would write as progress."""
         self.dies_in_commit: set[WorkerKey] = set()
         """Workers that a fault lets die at the end of their next iteration."""
+        self.dies_in_forming: set[WorkerKey] = set()
+        """The same while their next generation is being formed."""
+        self.linked_since_s = self.clock.now
+        """When a link was restored last."""
         self.parts: dict[int, int] = {}
         """Which part of a divided network a node is in; 0 where it says nothing."""
         self.nodes = [Node(self, index) for index in range(len(scenario.slots))]
@@ -75,7 +79,8 @@ class Cluster:
         return all(self.linked(nodes[0], node) for node in nodes)
 
     def network_changed(self) -> None:
-        """Links have come or gone: groups may go on, watches continue."""
+        """Links have come back: groups may go on, watches continue."""
+        self.linked_since_s = self.clock.now
         for group in list(self.groups.values()):
             if group.here:
                 group.go_on()

@@ -36,6 +36,7 @@ class Faults:
         cluster.etcd.cut.clear()
         cluster.etcd.start()
         cluster.dies_in_commit.clear()
+        cluster.dies_in_forming.clear()
         for worker in cluster.living():
             worker.resume()
         if cluster.scenario.shared_checkpoints and self._choose.random() < 0.4:
@@ -82,6 +83,13 @@ class Faults:
         worker = self._worker()
         if worker is not None:
             self._cluster.dies_in_commit.add(worker.key)
+        return worker is not None
+
+    def killed_in_forming(self) -> bool:
+        """SIGKILL while a generation forms: some members may have formed it, others not."""
+        worker = self._worker()
+        if worker is not None:
+            self._cluster.dies_in_forming.add(worker.key)
         return worker is not None
 
     def worker_stopped(self) -> bool:
@@ -185,7 +193,14 @@ class Faults:
     def _joined_again(self, *nodes: Node) -> None:
         for node in nodes:
             self._cluster.parts.pop(node.index, None)
-            self._cluster.etcd.cut.discard(node.index)
+        if self._choose.random() < 0.3:  # the data plane comes back first
+            self._later(self._choose.uniform(0.0, 9.0), lambda: self._reach_etcd_again(*nodes))
+            self._cluster.network_changed()
+        else:
+            self._reach_etcd_again(*nodes)
+
+    def _reach_etcd_again(self, *nodes: Node) -> None:
+        self._cluster.etcd.cut.difference_update(node.index for node in nodes)
         self._cluster.network_changed()
 
     # --- etcd --------------------------------------------------------------------------------------

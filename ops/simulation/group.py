@@ -35,8 +35,10 @@ class Group:
         self._forming = False
         self._iterating = False
         self._saved_hold = False
-        self._first_iteration = -1
-        self._progress_s = cluster.clock.now
+        self.progress_s = cluster.clock.now
+        """When anything moved last."""
+        self.last_iteration_s = 0.0
+        """When an iteration ended last."""
         cluster.clock.after(HANG_S, self._watch)
 
     # --- coming and going --------------------------------------------------------------------------
@@ -46,7 +48,7 @@ class Group:
         worker.group, worker.phase = self, "grouped"
         self.here[worker.key] = worker
         self.came.add(worker.key)
-        self._progress_s = self.cluster.clock.now
+        self.progress_s = self.cluster.clock.now
         self.go_on()
 
     def formed_here(self, worker: Worker) -> bool:
@@ -59,6 +61,7 @@ class Group:
             return
         self.cluster.log(f"{worker.key} leaves generation {self.plan.generation}: {why}")
         worker.group, worker.phase = None, "idle"
+        worker.idle_since_s = self.cluster.clock.now
         for other in list(self.here.values()):
             if silent or not self.cluster.linked(worker.node, other.node):
                 continue
@@ -118,8 +121,14 @@ class Group:
         checks.source_decided(self.plan, members, decision)
         state = self._settle(members, decision)
         checks.forms(self.plan, members, state)
-        self._first_iteration = state.iteration
         for worker in members:
+            if worker.key in self.cluster.dies_in_forming:
+                self.cluster.dies_in_forming.discard(worker.key)
+                moment_s = self.cluster.choose.uniform(0.0, 0.05)
+                self.cluster.clock.after(
+                    moment_s,
+                    lambda w=worker: self.cluster.end(w, "killed while it forms"),  # type: ignore[misc]
+                )
             delay_s = self.cluster.choose.uniform(0.0, 0.05)
             self.cluster.clock.after(
                 delay_s,
@@ -142,7 +151,7 @@ class Group:
     def _formed(self, worker: Worker, state: Snapshot) -> None:
         if worker.group is not self or not worker.alive or worker.stopped:
             return
-        self._progress_s = self.cluster.clock.now
+        self.progress_s = self.cluster.clock.now
         worker.state, worker.held = state, None
         worker.last_formed, worker.formed_iteration = self.plan.generation, state.iteration
         self.formed.add(worker.key)
@@ -163,7 +172,7 @@ class Group:
     def _is_covered(self, saved: bool) -> None:
         if saved:
             self.covered = True
-            self._progress_s = self.cluster.clock.now
+            self.progress_s = self.cluster.clock.now
             self.go_on()
         else:
             self.cluster.clock.after(0.5, self.go_on)
@@ -186,7 +195,7 @@ class Group:
         rolls = tuple((w.key.slot, w.key.incarnation, w.node.index) for w in members)
         digest = hash((before.digest, before.iteration, rolls))
         result = Snapshot(before.iteration + 1, digest, before.branch)
-        self._progress_s = self.cluster.clock.now
+        self.progress_s = self.last_iteration_s = self.cluster.clock.now
         victim = next((w for w in members if w.key in self.cluster.dies_in_commit), None)
         if victim is not None:
             self._die_in_commit(members, victim, result)
@@ -245,7 +254,7 @@ class Group:
         if not self.here and cluster.newest_generation > self.plan.generation:
             return
         cluster.clock.after(HANG_S / 4, self._watch)
-        silent_s = cluster.clock.now - self._progress_s
+        silent_s = cluster.clock.now - self.progress_s
         waits = self.whole and len(self.formed) == self.plan.world_size and not self._iterating
         if silent_s < HANG_S or waits or not self.here:
             return

@@ -42,6 +42,7 @@ class Node:
         self.machine = True
         """The machine runs and answers."""
         self.life = 0
+        self.joined_s = 0.0
         self.newest_used = 0
         """Newest generation number that this node has made durable as a leader."""
         self.incarnations = 0
@@ -68,6 +69,7 @@ class Node:
         self.up, self.machine = True, True
         self.lease = self._record = self._written = self._timer_s = None
         self._writing = self._pulling = False
+        self._revision = 0
         newest = max(self._saved[2], self.newest_used)
         policy = scenario.node_policy(self.index, self.life, self.incarnations, newest)
         self.state = decisions.initial(policy)
@@ -128,6 +130,7 @@ class Node:
         self, adopted: "tuple[Worker, ...]", lease: Lease, listing: Listing, sent_s: float
     ) -> None:
         self._hold(lease, sent_s)
+        self.joined_s = self.cluster.clock.now
         if adopted:
             newest = next((i for i in listing.items if i.key == keys.GENERATION), None)
             known = 0 if newest is None else keys.plan_of(newest).generation
@@ -272,6 +275,7 @@ class Node:
                 self._record = record
                 self._write()
             case act.SendPlan(key=key, plan=plan):
+                cluster.checks.acts_under_lease(self, f"{key} is told of {plan.generation}")
                 cluster.tell(self, key, lambda worker: worker.hear(plan))
             case act.SendFormedMark(key=key, generation=generation):
                 cluster.tell(self, key, lambda worker: worker.hear_mark(generation))
@@ -290,6 +294,21 @@ class Node:
             self.decide(ev.TimerFired())
 
     # --- small ------------------------------------------------------------------------------------
+
+    def ready_long(self, seconds: float) -> bool:
+        """Whether it could have been let in for this long: up, linked, under its lease, not leaving."""
+        cluster = self.cluster
+        return (
+            self.up
+            and self.machine
+            and self.lease is not None
+            and cluster.etcd.keys.holds(self.lease)
+            and cluster.etcd.reaches(self.index)
+            and cluster.clock.now - max(cluster.linked_since_s, self.joined_s) > seconds
+            and self.index not in cluster.parts
+            and not self.state.drain_cause
+            and self.state.quarantined_until_s is None
+        )
 
     def later(self, delay_s: float, act_: Callable[[], None]) -> None:
         """Let this life of the supervisor do something in ``delay_s`` seconds."""

@@ -9,6 +9,7 @@ from rallypoint.daemon.core.policy import LeaderPolicy, NodePolicy
 FAULTS: Final = (
     "worker_killed",
     "killed_in_commit",
+    "killed_in_forming",
     "worker_stopped",
     "supervisor_killed",
     "node_killed",

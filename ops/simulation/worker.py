@@ -44,6 +44,7 @@ class Worker:
         self.marked = 0
         """Newest formed mark heard."""
         self.group: Group | None = None
+        self.idle_since_s = 0.0
         self.last_formed = 0
         self.broken_generation = 0
         self.state = Snapshot()
@@ -63,6 +64,11 @@ class Worker:
             self._unread.append(say)
         elif self.alive:
             say(self)
+
+    def ready_for_s(self) -> float:
+        """How long it has been warm and free; 0 while it is not."""
+        free = self.phase == "idle" and self.connected and not self.stopped
+        return self.cluster.clock.now - self.idle_since_s if free else 0.0
 
     def resume(self) -> None:
         """SIGCONT."""
@@ -120,6 +126,7 @@ class Worker:
         """Say ready, if that could not be said before."""
         if self.alive and self._warm and not self.stopped and self.phase == "booting":
             self.phase = "idle"
+            self.idle_since_s = self.cluster.clock.now
             if self.connected:
                 self.say(self.ready())
                 self.enter()
@@ -132,6 +139,7 @@ class Worker:
             self._unread.append(Worker.greet)
             return
         self.connected = True
+        self.idle_since_s = self.cluster.clock.now
         self.say(ev.WorkerConnected(self.key))
         if self.phase == "booting":
             return
