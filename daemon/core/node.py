@@ -171,12 +171,14 @@ def _clear_quarantine(state: NodeState, event: QuarantineCleared) -> Decision:
 
 def _form_anew(state: NodeState, event: GenerationStuck) -> Decision:
     """All of a generation wait for each other: say that it is broken, and end nobody."""
-    generation = event.generation
-    if state.plan is None or state.plan.generation != generation:
+    generation, plan = event.generation, state.plan
+    # A planned change never comes to its safe point when the generation before it stands still.
+    awaited = plan is not None and plan.kind == "planned" and generation == state.formed
+    if plan is None or (plan.generation != generation and not awaited):
         text = f"generation {generation} was stuck, but a newer plan is out"
         return state, (Explain("stale_event", text),)
     for index, slot in enumerate(state.slots):
-        if slot.live and state.plan.find(state.key(slot)) is not None:
+        if slot.live and plan.find(state.key(slot)) is not None:
             newest = max(slot.broken_generation, generation)
             state = state.with_slot(index, broken_generation=newest, stuck_generation=generation)
     return state, (Explain("generation_stuck", event.reason),)

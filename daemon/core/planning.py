@@ -62,7 +62,8 @@ class View:
     """Some lost member was ended because it hung, or nothing moved in this generation."""
     broken: tuple[WorkerKey, ...]
     """Members that live but reported exactly this generation broken; or, in a planned change, that
-    formed the generation before it and will never see that one marked: it is superseded."""
+    formed the generation before it and will never see that one marked: it is superseded; or wait
+    in the generation before it, which stands still."""
     clashing: tuple[Clash, ...]
     """Newcomers that cannot enter: their device is another worker's."""
     absent: tuple[WorkerKey, ...]
@@ -215,7 +216,9 @@ def _worker(member: MemberRecord, slot: SlotRecord, job: JobRecord) -> Worker | 
 def _is_broken(worker: Worker, plan: Plan | None, job: JobRecord) -> bool:
     if plan is None:
         return False
-    stuck = plan.kind == "planned" and job.formed < worker.record.last_formed < plan.generation
+    record, pending = worker.record, plan.kind == "planned" and job.formed < plan.generation
+    stuck = pending and job.formed < record.last_formed < plan.generation
+    stuck = stuck or (pending and 0 < job.formed == record.stuck_generation)
     return stuck or worker.record.broken_generation == plan.generation
 
 

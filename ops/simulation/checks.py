@@ -23,6 +23,8 @@ class Checks:
         self.plans: dict[int, Plan] = {}
         self.formed = 0
         self.commits = 0
+        self._progress = False
+        """The job's record says that something has been trained."""
         self._truth: dict[int, dict[int, Snapshot]] = {}
         """Branch -> iteration -> what was committed."""
         self._started: dict[int, Snapshot] = {}
@@ -91,7 +93,13 @@ class Checks:
 
     def _check_need(self, plan: Plan) -> None:
         """Silence of a supervisor is no reason for a change while its workers take part."""
-        if plan.generation == self.formed + 1 and self._trains_in_sight():
+        now, bound_s = self._cluster.clock.now, 2.0 + 2 * self._cluster.scenario.message_s
+        for node in self._cluster.nodes:
+            dead = not node.machine and now - node.lost_s > bound_s
+            if dead and any(m.key.node == node.name for m in plan.members):
+                raise Violation("silent_member", f"{plan.generation} lists workers of {node.name}")
+        stood_still = plan.cause == "hang"  # and may have gone on since that was seen
+        if plan.generation == self.formed + 1 and not stood_still and self._trains_in_sight():
             text = f"generation {plan.generation} is forced on {self.formed}, of which all train"
             raise Violation("needless_change", text)
 
@@ -142,6 +150,7 @@ class Checks:
             if unformed:
                 raise Violation("mark", f"{job.formed} is marked, but {unformed} did not form it")
         self.formed = job.formed
+        self._progress = job.iteration > 0 or job.checkpoint is not None
 
     def job_ended(self, state: str, reason: str) -> None:
         """The leader ends the job: nothing in a simulation is a reason to."""
@@ -160,7 +169,7 @@ class Checks:
         source = members[decision.source]
         if live and source not in live:
             raise Violation("newcomer_source", f"{source.key} is the source of {plan.generation}")
-        if decision.mode == "fresh" and self._live_branch:
+        if decision.mode == "fresh" and self._progress:
             raise Violation("from_scratch", f"generation {plan.generation} starts from scratch")
 
     def restored(self, plan: Plan, found: "Checkpoint") -> None:

@@ -132,7 +132,7 @@ class Faults:
 
     def _lose_machine(self, node: Node) -> None:
         node.stop()
-        node.machine = False
+        node.machine, node.lost_s = False, self._cluster.clock.now
         for worker in self._cluster.workers_of(node):
             self._cluster.end(worker, "no power", silent=True)
 

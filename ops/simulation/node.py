@@ -41,6 +41,8 @@ class Node:
         """The supervisor runs."""
         self.machine = True
         """The machine runs and answers."""
+        self.lost_s = 0.0
+        """When the machine was lost last."""
         self.life = 0
         self.joined_s = 0.0
         self.newest_used = 0
@@ -192,6 +194,7 @@ class Node:
             self._writing = False
             if isinstance(result, LeaseExpiredError):
                 self._renew(lease)
+                self._write()  # where a new lease came while this was under way
             elif result is None:
                 self.later(RETRY_S, self._write)
             else:
