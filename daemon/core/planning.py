@@ -120,7 +120,7 @@ def survey(
             for key in lost
             if (key.node, key.slot) in known
         )
-        or (plan is not None and any(w.record.stuck_generation == generation for w in present)),
+        or (plan is not None and any(_stands_still(w, plan, job) for w in present)),
         broken=tuple(w.key for w in present if _is_broken(w, plan, job)),
         absent=absent,
         unproven=tuple(
@@ -216,10 +216,16 @@ def _worker(member: MemberRecord, slot: SlotRecord, job: JobRecord) -> Worker | 
 def _is_broken(worker: Worker, plan: Plan | None, job: JobRecord) -> bool:
     if plan is None:
         return False
-    record, pending = worker.record, plan.kind == "planned" and job.formed < plan.generation
-    stuck = pending and job.formed < record.last_formed < plan.generation
-    stuck = stuck or (pending and 0 < job.formed == record.stuck_generation)
-    return stuck or worker.record.broken_generation == plan.generation
+    superseded = plan.kind == "planned" and job.formed < worker.record.last_formed < plan.generation
+    if superseded or _stands_still(worker, plan, job):
+        return True
+    return worker.record.broken_generation == plan.generation
+
+
+def _stands_still(worker: Worker, plan: Plan, job: JobRecord) -> bool:
+    """Whether all wait for each other in this generation, or in the one that a planned one follows."""
+    pending = plan.kind == "planned" and 0 < job.formed < plan.generation
+    return worker.record.stuck_generation in (plan.generation, job.formed if pending else -1)
 
 
 def _may_enter(worker: Worker) -> bool:

@@ -57,6 +57,11 @@ class Keyspace:
                 found.append(event)
         return tuple(reversed(found))
 
+    @property
+    def oldest(self) -> int:
+        """The oldest revision that can still be watched from."""
+        return self._oldest
+
     # --- writes -------------------------------------------------------------------------------
 
     def put(self, key: str, value: bytes, lease: Lease | None = None) -> int:

@@ -2,12 +2,14 @@
 messages, and a cluster that may have no leader for a while."""
 
 import random
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Final, TypeVar
 
 from rallypoint.daemon.errors import LeaseExpiredError
 from rallypoint.daemon.executors.keyspace import Keyspace
-from rallypoint.daemon.executors.store import WatchEvent
+from rallypoint.daemon.executors.store import Put, WatchEvent
+from rallypoint.ops.simulation import keys
 from rallypoint.ops.simulation.clock import Clock
 from rallypoint.ops.simulation.scenario import DETECT_S, Scenario
 
@@ -16,6 +18,18 @@ TRY_S: Final = DETECT_S / 3
 _EXPIRE_EVERY_S: Final = 0.2
 
 T = TypeVar("T")
+
+
+class Watched:
+    """All changes of the keys that are watched together, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[WatchEvent] = []
+
+    def since(self, revision: int) -> list[WatchEvent]:
+        """Those after this revision."""
+        first = bisect_right(self.events, revision, key=lambda event: event.mod_revision)
+        return self.events[first:]
 
 
 class Etcd:
@@ -29,6 +43,8 @@ class Etcd:
         changed: Callable[[tuple[WatchEvent, ...]], None],
     ) -> None:
         self.keys = Keyspace(history=100_000)
+        self.public, self.members = Watched(), Watched()
+        """What everybody watches, and what only the leader does."""
         self.serves = True
         """It has a leader and a majority."""
         self.cut: set[int] = set()
@@ -90,6 +106,10 @@ class Etcd:
         if self.keys.revision > self._told:
             events = self.keys.changes("", self._told + 1)
             self._told = self.keys.revision
+            for event in events:
+                key = event.item.key if isinstance(event, Put) else event.key
+                member = key.startswith(keys.MEMBERS)
+                (self.members if member else self.public).events.append(event)
             self._changed(events)
 
     def _linked(self, node: int) -> bool:

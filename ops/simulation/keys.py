@@ -15,8 +15,6 @@ MEMBERS: Final = f"{PREFIX}members/"
 LEADER: Final = f"{PREFIX}leader"
 GENERATION: Final = f"{PREFIX}generation"
 JOB: Final = f"{PREFIX}job"
-WATCHED: Final = (GENERATION, JOB, LEADER)
-"""What everybody watches; only the leader watches the members as well."""
 FIRST_JOB: Final = JobRecord(uid="job", config_hash="hash", versions={"torch": "1"})
 
 _decoded: dict[bytes, object] = {}

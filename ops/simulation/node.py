@@ -14,7 +14,7 @@ from rallypoint.daemon.core import events as ev
 from rallypoint.daemon.core import node as decisions
 from rallypoint.daemon.core.nodestate import NodeState
 from rallypoint.daemon.core.records import JobRecord, MemberRecord
-from rallypoint.daemon.errors import CompactedError, LeaseExpiredError
+from rallypoint.daemon.errors import LeaseExpiredError
 from rallypoint.daemon.executors.keyspace import Keyspace
 from rallypoint.daemon.executors.store import Lease, Listing
 from rallypoint.daemon.shared.plan import Plan
@@ -222,18 +222,17 @@ class Node:
         if not etcd.reaches(self.index):
             return  # the cluster pulls for everybody when a link comes back
         revision = etcd.keys.revision
-        try:
-            changed = [
-                e for key in keys.WATCHED for e in etcd.keys.changes(key, self._revision + 1)
-            ]
-            if self.leading.leads:
-                changed += etcd.keys.changes(keys.MEMBERS, self.leading.members_revision + 1)
-        except CompactedError:
-            self._revision = self.leading.members_revision = revision
-            self._read(etcd.keys.list(keys.PREFIX))
-            return
+        public, members = self._revision, self.leading.members_revision
         self._revision = self.leading.members_revision = revision
-        self.leading.take(sorted(changed, key=lambda e: e.mod_revision))
+        if min(public, members if self.leading.leads else public) + 1 < etcd.keys.oldest:
+            self._read(etcd.keys.list(keys.PREFIX))  # compacted
+            return
+        changed = etcd.public.since(public)
+        if self.leading.leads:
+            changed = sorted(
+                changed + etcd.members.since(members), key=lambda event: event.mod_revision
+            )
+        self.leading.take(changed)
 
     def _read(self, listing: Listing) -> None:
         found = {item.key: item for item in listing.items}

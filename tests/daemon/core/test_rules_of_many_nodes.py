@@ -340,3 +340,39 @@ def test_rule_11_progress_without_a_readable_checkpoint_waits_for_its_holder() -
     assert script.all_of(act.SetJobState) == []
     script.see(member(slot_record(0), checkpoint=(3, 40)))
     assert script.published.resumes
+
+
+# --- found by the simulation --------------------------------------------------------------------------
+
+
+def test_rule_9_a_planned_change_does_not_wait_for_a_generation_that_stands_still() -> None:
+    node = NodeScript(slots=1).make_train(generation=3)
+    mine, leaver = node.key(0), key(0, 1, "b")
+    pending = plan(4, mine, kind="planned", survivors=(mine,), formed=3)
+    node.feed(ev.PlanSeen(pending), ev.GenerationStuck(3, "the leaver's machine is gone"))
+    script = LeaderScript(leader_policy(alone=False))
+    script.elect(node.state.record(), plan=pending, job_record=job(formed=3)).wait()
+    assert (script.published.kind, script.published.cause) == ("forced", "hang")
+    assert script.ranks == [mine]
+    assert leaver not in script.ranks
+
+
+def test_rule_2_who_was_left_out_while_cut_off_is_released_when_the_lease_is_back() -> None:
+    node = NodeScript(slots=1).feed(ev.LeaseKept(105.0)).make_train(generation=1)
+    node.now = 106.0
+    node.feed(ev.PlanSeen(plan(2, key(0, 1, "b"))))
+    assert node.all_of(act.SendPlan) == []
+    node.feed(ev.LeaseKept(112.0))
+    assert [order.plan.generation for order in node.all_of(act.SendPlan)] == [2]
+
+
+def test_an_adopted_worker_of_a_generation_long_past_hears_the_newest_plan() -> None:
+    node = NodeScript(slots=1).feed(ev.PlanSeen(plan(7, B)), ev.JobSeen(job(formed=7)))
+    node.feed(ev.NodeStarted((ev.AdoptedWorker(node.key(0), 1),)), ev.WorkerConnected(node.key(0)))
+    node.feed(ev.WorkerBecameReady(node.key(0), "host", 5000, "cpu", 0, 3, None))
+    assert [order.plan.generation for order in node.all_of(act.SendPlan)] == [7]
+
+
+def test_a_plan_ends_the_generations_that_its_members_cannot_be_waiting_in() -> None:
+    assert plan(9, A, formed=7).ends_below == 9, "forced: all before it"
+    assert plan(9, A, kind="planned", formed=8).ends_below == 8, "its members train in 8"
