@@ -1,7 +1,7 @@
 """The production decisions with one rule left out. Each must be found by the simulation: a rule that can
 be left out unnoticed is either not needed or not tested."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -119,22 +119,6 @@ def _join_early(next_change: Wrapped) -> Wrapped:
     return make
 
 
-def _restore_at_once(answered: Wrapped) -> Wrapped:
-    def make(
-        state: Any, view: planning.View, draft: Any, job: Any, answers: Any, now: float
-    ) -> Any:
-        return answered(state, replace(view, unproven=()), draft, job, answers, now)
-
-    return make
-
-
-def _any_members(choose: Wrapped) -> Wrapped:
-    def make(state: Any, ready: Sequence[planning.Worker], job: Any) -> Any:
-        return ready[: max(1, state.policy.min_workers)]
-
-    return make
-
-
 MUTANTS: Final[dict[str, tuple[Any, str, Make]]] = {
     # rule 1
     "number_used_again": (planning, "next_generation", _same_number),
@@ -147,10 +131,7 @@ MUTANTS: Final[dict[str, tuple[Any, str, Make]]] = {
     # rule 4
     "forced_admits_newcomers": (changes, "_forced", _forced_with_newcomers),
     "silent_are_not_left_out": (changes, "after_probe", _silent_stay),
-    "restore_without_asking": (changes, "_start_answered", _restore_at_once),
     "joins_before_formed": (changes, "next_change", _join_early),
-    "left_out_are_forgotten": (planning, "still_left_out", lambda _: lambda *args: ()),
-    "holder_not_chosen": (changes, "_choose", _any_members),
     # rule 5
     "no_hold": (planning, "build_plan", _plan(hold=False)),
     # formed mark, restores
@@ -162,9 +143,6 @@ MUTANTS: Final[dict[str, tuple[Any, str, Make]]] = {
     ),
     "no_commit_first": (planning, "build_plan", _plan(commit_first=False)),
     # liveness
-    "broken_is_ignored": (planning, "survey", _view(lambda view: replace(view, broken=()))),
     "absent_are_never_lost": (leader, "_judge_absent", lambda _: lambda state, *rest: (state, ())),
-    # rule 11
-    "starts_from_scratch": (changes, "_no_checkpoint", lambda _: lambda *args: None),
 }
 """Name -> (where, attribute, what it becomes)."""

@@ -18,7 +18,7 @@ from rallypoint.ops.simulation.scenario import FAULTS
 
 SEEDS = 2000
 CHUNK = 125
-FOUND_WITHIN = 400
+FOUND_WITHIN = 200
 """A mutant is found by the first seeds of those that run here, or not at all."""
 
 
@@ -42,16 +42,6 @@ def test_every_invariant_holds_in_every_seed(first: int) -> None:
         assert outcome.generations
         faults.update(outcome.faults)
     assert set(faults) == set(FAULTS), "a kind of fault never happened"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_every_invariant_holds_with_a_thousand_nodes(seed: int) -> None:
-    outcome = run(seed, Asked(nodes=1000))
-    assert not outcome.violation, outcome.message
-    assert outcome.nodes == 1000
-    assert outcome.iterations
 
 
 @pytest.mark.slow
