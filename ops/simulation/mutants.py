@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rallypoint.daemon.core import changes, leader, permission, planning
+from rallypoint.daemon.core import changes, permission, planning
 from rallypoint.daemon.core.frozen import replace
 from rallypoint.daemon.core.nodestate import NodeState
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
@@ -142,7 +142,5 @@ MUTANTS: Final[dict[str, tuple[Any, str, Make]]] = {
         _view(lambda view: replace(view, all_formed=view.all_formed or view.begun)),
     ),
     "no_commit_first": (planning, "build_plan", _plan(commit_first=False)),
-    # liveness
-    "absent_are_never_lost": (leader, "_judge_absent", lambda _: lambda state, *rest: (state, ())),
 }
 """Name -> (where, attribute, what it becomes)."""
