@@ -55,14 +55,15 @@ _WATCH_PAUSE_S: Final = 0.2
 
 class EtcdStore:
     """`MembershipStore` on etcd. ``detect_s`` bounds each call, a third of it each try, so that one
-    frozen member or a change of leader costs no lease of ``detect_s``.
+    frozen member or a change of leader costs no lease of ``detect_s``. ``total_s`` lets calls wait
+    longer than that.
 
     It belongs to the event loop that first uses it. Raises `ConfigError` when a file of ``access``
     cannot be read.
     """
 
-    def __init__(self, access: Access, *, detect_s: float) -> None:
-        self._connection = Connection(access, try_s=detect_s / 3, total_s=detect_s)
+    def __init__(self, access: Access, *, detect_s: float, total_s: float | None = None) -> None:
+        self._connection = Connection(access, try_s=detect_s / 3, total_s=total_s or detect_s)
 
     async def get(self, key: str) -> KeyValue | None:
         response, _ = await self._connection.call(_RANGE, _range(key))
