@@ -108,7 +108,8 @@ class Keyspace:
     def revoke(self, lease: Lease) -> None:
         """End the lease and delete its keys, in one revision."""
         if self._leases.pop(lease.id, None) is not None:
-            self._remove([key for key, item in self._keys.items() if item.lease_id == lease.id])
+            # In order of the keys, as etcd does.
+            self._remove(sorted(k for k, i in self._keys.items() if i.lease_id == lease.id))
 
     def expire(self, now: float) -> None:
         """End every lease that has run out, each in a revision of its own."""
