@@ -20,7 +20,6 @@ import datetime
 import os
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -40,10 +39,6 @@ from rallypoint.trainer.elastic.sockets import open_sockets, shut
 from rallypoint.trainer.errors import GroupBroken, RestartCold, TrainerError
 
 T = TypeVar("T")
-
-SPIN_S = 0.002
-"""For how long a wait stays awake before it sleeps. Most collectives end within it, and to sleep and be
-woken takes longer than they do."""
 
 _PEER_LOSS_MARKS = (
     "gloo/transport",
@@ -243,9 +238,6 @@ class ProcessGroup:
         torch.cuda.current_stream(self._device).synchronize()
 
     def _wait_for_end(self, work: dist.Work) -> None:
-        spin_until_s = time.monotonic() + SPIN_S
-        while not work.is_completed() and not self._released and time.monotonic() < spin_until_s:
-            os.sched_yield()
         self._wake = wake = threading.Event()
         work.get_future().add_done_callback(lambda _: wake.set())
         if not self._released:
