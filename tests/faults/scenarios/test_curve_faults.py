@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.checkpointing.store import CheckpointStore
 from tests.fakes.tfevents import points
 from tests.faults.injectors.job import FaultJob, has_checkpoint
 
@@ -17,7 +18,7 @@ def test_every_iteration_is_one_point(tmp_path: Path) -> None:
     """Adopted once, and resumed once from a checkpoint that is older than the newest iteration."""
     directory = tmp_path / "run"
     patient = ("--set", "membership.orphan_grace_s=60.0")
-    lives = []
+    lives, checkpoints = [], directory / "checkpoints"
     try:
         job = FaultJob(directory, "--workers", "2", *patient, command=CLI)
         lives.append(job)
@@ -25,13 +26,18 @@ def test_every_iteration_is_one_point(tmp_path: Path) -> None:
         job.settle(2)
         assert job.end(signal.SIGKILL) == -signal.SIGKILL
 
-        job = FaultJob(directory, "--workers", "2", *patient, command=CLI)
-        lives.append(job)
-        job.settle(2)
-        job.wait_for(has_checkpoint, "a checkpoint")
-        iterations = job.settle(2)["iteration"] + 20
-        for life in lives:  # workers too: what came after the checkpoint is trained again
-            life.end_all()
+        newest = at = 0
+        while at == newest:  # until an iteration is behind the newest checkpoint
+            job = FaultJob(directory, "--workers", "2", *patient, command=CLI)
+            lives.append(job)
+            job.settle(2)
+            job.wait_for(has_checkpoint, "a checkpoint")
+            job.settle(2)
+            for life in lives:  # workers too: what came after the checkpoint is trained again
+                life.end_all()
+            at = max(info.iteration for info in CheckpointStore(str(checkpoints)).list())
+            newest = [x["iteration"] for x in job.journal() if x["event"] == "iteration"][-1]
+        iterations = newest + 20
 
         end = ("--iterations", str(iterations))
         job = FaultJob(directory, "--workers", "2", *end, command=CLI)
