@@ -81,7 +81,7 @@ class Checks:
         now, bound_s = cluster.clock.now, 2.0 + 2 * cluster.scenario.message_s
         steady = now - cluster.linked_since_s > bound_s
         moves = now - group.last_iteration_s < 1.5 * cluster.scenario.iteration_s
-        leads = [node for node in cluster.nodes if node.up and node.leading.leads]
+        leads = [n for n in cluster.nodes if n.up and n.leading.leads and self._leased(n)]
         seen = any(all(cluster.linked(n, w.node) for w in group.here.values()) for n in leads)
         return steady and moves and seen and len(group.formed) == formed.world_size
 
@@ -131,8 +131,11 @@ class Checks:
 
     def acts_under_lease(self, node: "Node", what: str) -> None:
         """A node commits nothing and enters nothing when its lease has ended in the store."""
-        if node.lease is None or not self._cluster.etcd.keys.holds(node.lease):
+        if not self._leased(node):
             raise Violation("lease", f"{what} by {node.name}, whose lease is over")
+
+    def _leased(self, node: "Node") -> bool:
+        return node.lease is not None and self._cluster.etcd.keys.holds(node.lease)
 
     def job_written(self, job: JobRecord) -> None:
         """The job's record was written."""

@@ -127,7 +127,8 @@ class _Since:
         if self.why(faults) or cluster.newest_generation != self._generation:
             self._generation, self._commits = cluster.newest_generation, cluster.checks.commits
             return False
-        return cluster.checks.commits >= self._commits + 2
+        plan = cluster.checks.plans[cluster.newest_generation]
+        return plan.hold or cluster.checks.commits >= self._commits + 2
 
     def why(self, faults: Faults) -> str:
         """What is missing; "" when nothing is, but for time."""
@@ -142,6 +143,8 @@ class _Since:
         draining = {n.index for n in nodes if n.up and n.state.drain_cause}
         slots = sum(scenario.slots[n.index] for n in nodes if n.index not in draining)
         least = min(scenario.max_workers, max(slots - scenario.spares, scenario.min_workers, 1))
+        if slots < scenario.min_workers:
+            return ""  # a drained node that holds the only state: the job holds, as it must
         if plan.world_size < min(least, slots):
             return f"{plan.world_size} workers train, of {slots} slots at least {least} should"
         return "" if not plan.hold else f"generation {plan.generation} holds"
