@@ -321,3 +321,26 @@ def test_failpoints_are_hit_and_listed() -> None:
     report(set(NAMES) ^ failpoints_hit(), "NAMES and the calls of hit() and find() must agree")
     listed = source(Path("ARCHITECTURE.md"))
     report((name for name in NAMES if f"`{name}`" not in listed), "list it in ARCHITECTURE.md")
+
+
+# --- numeric tests ------------------------------------------------------------------------------
+
+NUMERIC = {*range(1, 35), *range(36, 41)}
+"""Numbers of the specification's reference tests of the trainer."""
+
+
+def test_every_numeric_reference_test_is_there() -> None:
+    """``test_numeric_01_12_what_it_shows`` shows numbers 1 and 12. None is ever skipped."""
+    tests = [
+        node
+        for path in python_files()
+        for node in ast.walk(tree(path))
+        if isinstance(node, Function) and node.name.startswith("test_numeric_")
+    ]
+    numbers = (re.sub(r"^test_numeric_((?:\d\d_)*).*", r"\1", node.name) for node in tests)
+    found = {int(number) for group in numbers for number in group.split("_") if number}
+    report((f"number {n}" for n in NUMERIC - found), "a test named test_numeric_NN_… shows it")
+    report(
+        (node.name for node in tests if re.search(r"\b(skip|skipif|xfail)\b", ast.unparse(node))),
+        "numeric tests run everywhere",
+    )

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import torch
 
+from rallypoint.daemon.shared import envbudget
 from rallypoint.daemon.shared.collectives import Sizes
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.configload import from_json
@@ -34,6 +35,8 @@ def find_sizes(config: Config) -> Sizes:
         env.assign(np.arange(config.env.block, dtype=np.int64), iteration=0)
         learner.on_assign(env.env_ids)
         record = learner.pack(learner.collect(env, 0, on_step=lambda _: None))
+        rows_bytes = sum(rows.nbytes for rows in env.rows().values())
+        rows_bytes += sum(rows.nbytes for rows in registry.read_rows().values())
     finally:
         env.close()
     return Sizes(
@@ -44,7 +47,17 @@ def find_sizes(config: Config) -> Sizes:
         moment_values=learner.moment_values,
         mini_batches=config.ppo.epochs * config.ppo.mini_batches,
         latent=config.aux.latent is not None,
+        rank_blocks=_rank_envs(config) // config.env.block,
+        job_blocks=config.env.num_envs // config.env.block,
+        block_rows_bytes=rows_bytes,
     )
+
+
+def _rank_envs(config: Config) -> int:
+    """Most envs of one rank at the greatest world size."""
+    world_size = envbudget.world_size_range(config)[1]
+    ranks = world_size if config.env.budget == "global" else 1
+    return envbudget.split(config.env.num_envs, ranks, config.env.block)[0]
 
 
 if __name__ == "__main__":

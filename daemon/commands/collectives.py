@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from rallypoint.daemon.shared import configload, envbudget
-from rallypoint.daemon.shared.collectives import TABLE, WHEN, Sizes
+from rallypoint.daemon.shared.collectives import WHEN, Sizes, of_job
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.errors import RallypointError
 
@@ -42,6 +42,7 @@ def table_text(config: Config, sizes: Sizes) -> str:
     """The registry as text, for the greatest world size of the job."""
     world_size = envbudget.world_size_range(config)[1]
     dtypes = {"parameters": config.ppo.dtype}
+    entries = of_job(config)
     rows = [("collective", "when", "operation", "dtype", "bytes in", "bytes out", "what")]
     rows += [
         (
@@ -53,7 +54,7 @@ def table_text(config: Config, sizes: Sizes) -> str:
             f"{entry.result_bytes(sizes, world_size):,}",
             entry.meaning,
         )
-        for entry in TABLE
+        for entry in entries
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
@@ -63,8 +64,8 @@ def table_text(config: Config, sizes: Sizes) -> str:
         ).rstrip()
         for row in rows
     ]
-    calls = sum(entry.calls(sizes) for entry in TABLE)
-    volume = sum(entry.calls(sizes) * entry.size_bytes(sizes) for entry in TABLE)
+    calls = sum(entry.calls(sizes) for entry in entries)
+    volume = sum(entry.calls(sizes) * entry.size_bytes(sizes) for entry in entries)
     return "\n".join(
         [
             f"task {config.env.task}, {world_size} workers, {sizes.mini_batches} mini-batches an iteration",

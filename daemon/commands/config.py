@@ -6,6 +6,7 @@ from typing import Final
 
 from rallypoint.daemon.commands import collectives, options
 from rallypoint.daemon.shared import configload, envbudget, timeouts
+from rallypoint.daemon.shared.profiles import PROFILES
 
 
 class ConfigCommand:
@@ -26,6 +27,7 @@ class ConfigCommand:
             config = resolved.config
             print(collectives.table_text(config, collectives.find_sizes(config)))
             return 0
+        profile = PROFILES[resolved.config.job.profile]
         section = ""
         for path, value in configload.items(resolved.config):
             name, _, key = path.partition(".")
@@ -34,7 +36,11 @@ class ConfigCommand:
                 section = name
             unset = "# " if value is None else ""
             text = f"{unset}{key} = {configload.shown(path, value)}"
-            print(f"{text:<48}  # {resolved.sources[path]}")
+            source = resolved.sources[path]
+            if source.startswith("task ") and path in profile:
+                value = configload.shown(path, profile[path])
+                source += f" (profile {resolved.config.job.profile}: {value})"
+            print(f"{text:<48}  # {source}")
         world_size = envbudget.world_size_range(resolved.config)[1]
         times = timeouts.derive(resolved.config, world_size)
         print(f"\n# timeouts derived from membership.detect_s, for up to {world_size} workers")

@@ -5,10 +5,12 @@ contribute. A collective that does not stand here cannot be run.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal
 
 import msgspec
+
+from rallypoint.daemon.shared.config import Config
 
 When = Literal["forming", "iteration", "mini_batch", "end"]
 WHEN: Final[dict[When, str]] = {
@@ -36,6 +38,12 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers in the moments of a mini-batch's observations, where they are gathered."""
     latent: bool = False
     """Whether there are auxiliary losses (``aux.latent``)."""
+    rank_blocks: int = 0
+    """K: most env blocks that one rank brings, at the greatest world size."""
+    job_blocks: int = 0
+    """Env blocks of the whole job, with a global budget."""
+    block_rows_bytes: int = 0
+    """Rows of the envs of one block."""
 
 
 @dataclass(frozen=True)
@@ -118,16 +126,84 @@ TABLE: Final = (
 )
 """In the order in which they happen."""
 
-ORDERED: Final = ("block_count", "blocks", "block_gradients")
-"""Only with ``ppo.reduction = "ordered"``: all-gathers of how many env blocks each rank brings and which,
-once an iteration, and of the gradient of each block, which take the place of ``gradients``. There
-``advantage_moments``, ``mini_batch`` and the record of ``last`` are gathered per block too."""
+ORDERED: Final = (
+    Collective(
+        *("block_count", "iteration", "all-gather", "int64", "8", lambda _: 8),
+        "how many env blocks each rank brings",
+    ),
+    Collective(
+        *("blocks", "iteration", "all-gather", "int64", "8·K", lambda sizes: 8 * sizes.rank_blocks),
+        "which they are, of at most K a rank",
+    ),
+    Collective(
+        *("block_gradients", "mini_batch", "all-gather", "parameters", "K·the parameters"),
+        lambda sizes: sizes.rank_blocks * sizes.parameters_bytes,
+        "the gradient of each env block, instead of gradients",
+    ),
+)
+"""Only with ``ppo.reduction = "ordered"``."""
 
-MOVES: Final = ("rows_wanted", "rows_bytes", "rows")
-"""Only with ``env.backup = "node"``, at the beginning of a generation of several nodes: all-gathers that
-bring env rows to the nodes that lack them."""
+MOVES: Final = (
+    Collective(
+        *("rows_wanted", "forming", "all-gather", "uint8", "2·blocks of the job"),
+        lambda sizes: 2 * sizes.job_blocks,
+        "env blocks whose rows a node lacks, and has",
+    ),
+    Collective(
+        *("rows_bytes", "forming", "all-gather", "int64", "8", lambda _: 8),
+        "how much each rank sends",
+    ),
+    Collective(
+        *("rows", "forming", "all-gather", "uint8", "at most the rows of all envs"),
+        lambda sizes: sizes.job_blocks * sizes.block_rows_bytes,
+        "env rows for nodes that lack them, if one rank sends all",
+    ),
+)
+"""Only with ``env.backup = "node"``, and in generations of several nodes."""
 
-NAMES: Final = (*(entry.name for entry in TABLE), *ORDERED, *MOVES)
+NAMES: Final = tuple(entry.name for entry in (*TABLE, *ORDERED, *MOVES))
+
+
+def of_job(config: Config) -> tuple[Collective, ...]:
+    """The collectives that this job runs, in the order in which they happen."""
+    entries: list[Collective] = []
+    for entry in TABLE:
+        if entry.name == "advantage_moments" and config.ppo.advantage_scope != "global":
+            continue
+        if config.ppo.reduction == "ddp":
+            entries.append(entry)
+            continue
+        if entry.name == "advantage_moments":
+            entries += ORDERED[:2]
+        entries.append(_by_block(entry))
+    if config.env.backup == "node":
+        entries[_FORMING:_FORMING] = MOVES
+    return tuple(entries)
+
+
+_FORMING: Final = sum(entry.when == "forming" for entry in TABLE)
+
+
+def _by_block(entry: Collective) -> Collective:
+    """What it is with ``ppo.reduction = "ordered"``: sums over samples are gathered block by block."""
+    if entry.name == "gradients":
+        return ORDERED[2]
+    if entry.name == "last":
+        return replace(
+            entry,
+            size="72 + 8·⌈B/64⌉ + 8·K·R",
+            size_bytes=lambda sizes: (
+                sizes.header_bytes + 8 * sizes.rank_blocks * sizes.record_values
+            ),
+        )
+    if entry.when in ("forming", "end") or entry.name == "barrier":
+        return entry
+    return replace(
+        entry,
+        operation="all-gather",
+        size=f"K·({entry.size})",
+        size_bytes=lambda sizes: sizes.rank_blocks * entry.size_bytes(sizes),
+    )
 
 
 Count = Annotated[int, msgspec.Meta(ge=0)]

@@ -123,7 +123,7 @@ def test_stopped_between_question_and_manifest_and_continued_later(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_two_writers_of_one_name_race_and_one_wins(tmp_path: Path) -> None:
+def test_numeric_36_two_writers_of_one_name_race_and_one_wins(tmp_path: Path) -> None:
     for attempt in range(100):
         name = f"{attempt:016x}"
         barrier = threading.Barrier(2)
@@ -182,7 +182,7 @@ def test_two_creators_of_one_file_race_and_one_wins_whole(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_two_writers_of_different_generations_race(tmp_path: Path) -> None:
+def test_numeric_36_two_writers_of_different_generations_race(tmp_path: Path) -> None:
     """Commits and prunes of an old and a new generation, interleaved: the newer one always wins."""
     refusals: list[str] = []
     for turn in range(60):

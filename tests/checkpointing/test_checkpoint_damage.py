@@ -123,7 +123,7 @@ def store(tmp_path: Path) -> CheckpointStore:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_named_and_the_one_before_is_restored(
+def test_numeric_36_damage_is_named_and_the_one_before_is_restored(
     store: CheckpointStore, damage: str, tmp_path: Path
 ) -> None:
     apply, message = DAMAGES[damage]

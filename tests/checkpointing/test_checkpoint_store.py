@@ -170,7 +170,7 @@ def test_the_question_comes_after_the_data_and_before_the_manifest(tmp_path: Pat
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_state_that_is_not_finite_is_never_saved(
+def test_numeric_16_state_that_is_not_finite_is_never_saved(
     store: CheckpointStore, value: float, dtype: torch.dtype
 ) -> None:
     tensors = state() | {"optimiser/moment": torch.tensor([1.0, value, 2.0], dtype=dtype)}

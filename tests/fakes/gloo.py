@@ -15,12 +15,16 @@ from torch import Tensor, nn
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.timeouts import Timeouts, derive
 from rallypoint.trainer.elastic.group import ProcessGroup
-from tests.fakes.training import make_worker
+from tests.fakes.training import make_worker, poisoned
 
 Use = tuple[str, str, int]
 """Name, number type and bytes of a collective that a rank took part in."""
 Shards = Sequence[Sequence[int]]
-_JOIN_S = 90.0
+Poison = tuple[int, str]
+"""A rank, and the field of its rollouts that gets a value that is not a number."""
+LEARNING_RATES = "learning_rates"
+"""Beside the state: the learning rate after each optimiser step, float64 ``[steps]``."""
+_JOIN_S = 180.0
 
 
 class GlooRank:
@@ -73,14 +77,19 @@ def collectives_over_gloo(directory: Path, world_size: int) -> list[list[Use]]:
 
 
 def train_over_gloo(
-    config: Config, trainings: Sequence[Shards], iterations: int, directory: Path
+    config: Config,
+    trainings: Sequence[Shards],
+    iterations: int,
+    directory: Path,
+    *,
+    poison: Poison | None = None,
 ) -> list[list[dict[str, Tensor]]]:
     """Several trainings, one after the other in the same processes: one rank per shard of env blocks.
-    The state at the end, by training and rank. Files go into ``directory``."""
+    The state at the end and `LEARNING_RATES`, by training and rank. Files go into ``directory``."""
     world_size = len(trainings[0])
     context = multiprocessing.get_context("spawn")
     processes = [
-        context.Process(target=_rank, args=(config, trainings, iterations, directory, rank))
+        context.Process(target=_rank, args=(config, trainings, iterations, directory, rank, poison))
         for rank in range(world_size)
     ]
     for process in processes:
@@ -99,7 +108,12 @@ def train_over_gloo(
 
 
 def _rank(
-    config: Config, trainings: Sequence[Shards], iterations: int, directory: Path, rank: int
+    config: Config,
+    trainings: Sequence[Shards],
+    iterations: int,
+    directory: Path,
+    rank: int,
+    poison: Poison | None,
 ) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -112,9 +126,12 @@ def _rank(
         collectives = GlooRank(group, rank, world_size)
         for iteration in range(1, iterations + 1):
             rollout = worker.collect(iteration)
+            if poison is not None and poison[0] == rank:
+                rollout = poisoned(rollout, poison[1])
             worker.update(rollout, collectives, iteration)
             worker.finish(rollout, collectives)
         live = {name: tensor.detach().clone() for name, tensor in worker.live().items()}
+        live[LEARNING_RATES] = torch.tensor(worker.learning_rates, dtype=torch.float64)
         save_file(live, directory / f"{number}-{rank}.safetensors")
     (directory / f"collectives-{rank}.json").write_bytes(msgspec.json.encode(group.log))
     # As a worker does: gloo's own threads must not meet the end of the interpreter.

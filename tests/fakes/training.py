@@ -116,6 +116,13 @@ def train(
     return workers
 
 
+def poisoned(rollout: Rollout, field: str) -> Rollout:
+    """The rollout with one value of one env that is not a number."""
+    values = getattr(rollout, field).clone()
+    values[3, 2] = float("nan")
+    return replace(rollout, **{field: values})
+
+
 def largest_difference(a: Worker, b: Worker) -> float:
     """Over all state of two workers."""
     one, other = a.live(), b.live()

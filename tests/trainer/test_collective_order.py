@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from rallypoint.daemon.shared.collectives import TABLE
+from rallypoint.daemon.shared.collectives import TABLE, of_job
 from rallypoint.trainer.sizes import find_sizes
 from tests.fakes.gloo import collectives_over_gloo, train_over_gloo
 from tests.fakes.training import config
@@ -38,3 +39,21 @@ def test_order_and_bytes_do_not_depend_on_data(tmp_path: Path) -> None:
         assert size == entry.size_bytes(sizes) - header, name
         expected = {"last": "float64"}.get(name, dtypes.get(entry.dtype, entry.dtype))
         assert dtype == f"torch.{expected}", name
+
+
+@pytest.mark.slow
+def test_ordered_sums_are_in_the_registry_too(tmp_path: Path) -> None:
+    """Two blocks on each rank, so that K = 2."""
+    job = config(epochs=EPOCHS, mini_batches=MINI_BATCHES, reduction="ordered")
+    train_over_gloo(job, [((0, 3), (1, 2))], 1, tmp_path)
+    first, second = collectives_over_gloo(tmp_path, 2)
+    assert first == second
+    sizes = msgspec.structs.replace(find_sizes(job), rank_blocks=2)
+    step = ["mini_batch", "block_gradients"]
+    names = [name for name, _, _ in first]
+    begin = ["block_count", "blocks", "advantage_moments"]
+    assert names == [*begin, *step * EPOCHS * MINI_BATCHES, "last"]
+    registry = {entry.name: entry for entry in of_job(job)}
+    for name, _, size in first:
+        header = sizes.header_bytes if name == "last" else 0
+        assert size == registry[name].size_bytes(sizes) - header, name

@@ -86,7 +86,7 @@ def merged_rows(workers: Sequence[Worker]) -> dict[str, NDArray[np.float64]]:
         ("humanoid-track", "float32", 2),
     ],
 )
-def test_n05_every_world_size_and_sequence_gives_the_same_bits(
+def test_numeric_05_every_world_size_and_sequence_gives_the_same_bits(
     task: str, dtype: Literal["float32", "float64"], iterations: int
 ) -> None:
     settings = ordered(task, dtype)
@@ -104,7 +104,7 @@ def test_plain_sums_are_not_that_exact() -> None:
 
 
 @pytest.mark.slow
-def test_it_is_the_same_algorithm() -> None:
+def test_numeric_31_it_is_the_same_algorithm() -> None:
     plain = train(config(), THREE, 10)[0]
     exact = train(ordered("pointmass", "float64"), THREE, 10)[0]
     assert largest_difference(plain, exact) <= 1e-10

@@ -41,7 +41,7 @@ def memberships(seed: int, budget: str) -> Iterator[list[tuple[int, ...]]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", ["per_rank", "global"])
 @pytest.mark.parametrize("seed", range(3))
-def test_n33_streams_of_distinct_envs_never_meet_and_survivors_keep_theirs(
+def test_numeric_33_streams_of_distinct_envs_never_meet_and_survivors_keep_theirs(
     budget: str, seed: int
 ) -> None:
     seen: dict[bytes, tuple[int, int]] = {}
@@ -61,7 +61,7 @@ def test_n33_streams_of_distinct_envs_never_meet_and_survivors_keep_theirs(
     assert any(len(ranks) > 1 for ranks in owners.values()), "no env ever changed its rank"
 
 
-def test_n33_a_rollout_draws_its_noise_once_by_env_iteration_and_step() -> None:
+def test_numeric_33_a_rollout_draws_its_noise_once_by_env_iteration_and_step() -> None:
     settings = config()
     worker = make_worker(settings, (0, 3))
     for iteration in (5, 6):

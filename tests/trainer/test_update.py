@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,10 +10,19 @@ from torch import Tensor
 from rallypoint.daemon.shared.config import Config
 from rallypoint.trainer.elastic.collectives import SingleProcess
 from rallypoint.trainer.errors import GroupBroken
+from rallypoint.trainer.kl import next_learning_rate
 from rallypoint.trainer.minibatches import MiniBatches
 from rallypoint.trainer.rollout import Rollout
 from tests.fakes.collectives import LockStepGroup, LockStepRank
-from tests.fakes.training import BLOCK, Worker, config, largest_difference, make_worker, train
+from tests.fakes.training import (
+    BLOCK,
+    Worker,
+    config,
+    largest_difference,
+    make_worker,
+    poisoned,
+    train,
+)
 
 T, EPOCHS, MINI_BATCHES = 24, 5, 4
 STEPS = EPOCHS * MINI_BATCHES
@@ -53,6 +61,42 @@ def test_numeric_01_float32_for_one_iteration() -> None:
         torch.testing.assert_close(parameter, parameters[name], rtol=0, atol=1e-5)
 
 
+class Noting(LockStepRank):
+    """Notes this rank's own mean KL at each mini-batch."""
+
+    def __init__(self, group: LockStepGroup, rank: int) -> None:
+        super().__init__(group, rank)
+        self.kls: list[float] = []
+
+    def all_reduce_sum(self, name: str, value: Tensor) -> Tensor:
+        if name == "mini_batch":
+            self.kls.append((value[0] / value[1]).item())
+        return super().all_reduce_sum(name, value)
+
+
+@pytest.mark.slow
+def test_numeric_12_ranks_agree_where_their_own_kls_would_part_them() -> None:
+    """Each alone would have gone another way at some steps; all take the one of the global KL."""
+    shards = SHARDS["uneven"]
+    group = LockStepGroup(len(shards))
+    noting = [Noting(group, rank) for rank in range(len(shards))]
+    group.ranks = [*noting]
+    workers = [make_worker(config(), blocks) for blocks in shards]
+    run_one(group, workers)
+    run_one(group, workers, iteration=2)
+    union = train(config(), [range(4)], 2)[0]
+    assert [w.learning_rates for w in workers] == [union.learning_rates] * len(shards)
+    rate, bounds = union.ppo.learning_rate, union.ppo.learning_rate_bounds
+    parted = 0
+    for step, reached in enumerate(union.learning_rates):
+        own = [
+            next_learning_rate(rate, rank.kls[step], target=0.01, bounds=bounds) for rank in noting
+        ]
+        parted += len(set(own)) > 1
+        rate = reached
+    assert parted > 0
+
+
 class RankMeans(LockStepRank):
     """Divides the loss by this rank's own count: the mean of rank means."""
 
@@ -74,24 +118,21 @@ def test_numeric_02_averaging_rank_means_is_caught() -> None:
 
 
 def run_one(
-    group: LockStepGroup, workers: list[Worker], rollouts: list[Rollout] | None = None
+    group: LockStepGroup,
+    workers: list[Worker],
+    rollouts: list[Rollout] | None = None,
+    *,
+    iteration: int = 1,
 ) -> None:
     """One iteration of these workers on these rollouts, or ones of their own."""
 
     def work(rank: LockStepRank) -> None:
         worker = workers[rank.rank]
-        rollout = worker.collect(1) if rollouts is None else rollouts[rank.rank]
-        worker.update(rollout, rank, 1)
+        rollout = worker.collect(iteration) if rollouts is None else rollouts[rank.rank]
+        worker.update(rollout, rank, iteration)
         worker.finish(rollout, rank)
 
     group.run(work)
-
-
-def poisoned(rollout: Rollout, field: str) -> Rollout:
-    """The rollout with one value of one env that is not a number."""
-    values = getattr(rollout, field).clone()
-    values[3, 2] = float("nan")
-    return replace(rollout, **{field: values})
 
 
 @pytest.mark.parametrize("field", ["actions", "mean"])

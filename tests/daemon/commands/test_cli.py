@@ -69,7 +69,10 @@ def test_config_prints_toml_with_the_source_of_each_value(
     assert lines["workers"].endswith("# --workers")
     assert lines["gamma"].endswith("# --set")
     assert lines["epochs"].endswith("# environment variable RALLYPOINT_PPO__EPOCHS")
-    assert lines["hidden"].endswith("# task quadruped-velocity")
+    assert lines["hidden"].endswith(
+        "# task quadruped-velocity (profile sonic: [2048, 2048, 1024, 1024, 512, 512])"
+    )
+    assert lines["iterations"].endswith("# task quadruped-velocity")
     assert lines["lam"].endswith("# default")
     assert "# group_init_s" in text
 
@@ -87,8 +90,11 @@ def test_config_prints_the_values_of_a_profile_with_their_source(
     overrides = TASK_OVERRIDES["quadruped-velocity"]
     assert printed["profile"] == "--profile"
     for path in PROFILES[profile]:
-        expected = "task quadruped-velocity" if path in overrides else f"profile {profile}"
-        assert printed[path.partition(".")[2]] == expected
+        source = printed[path.partition(".")[2]]
+        if path in overrides:
+            assert source.startswith(f"task quadruped-velocity (profile {profile}: ")
+        else:
+            assert source == f"profile {profile}"
     assert printed["gamma"] == "default"
 
 
@@ -102,6 +108,20 @@ def test_config_prints_the_collectives_with_their_bytes(capsys: Captured) -> Non
     assert re.search(r"mean +float64 +([\d,]+) +\1 ", lines["gradients"])
     assert "3 workers, 20 mini-batches" in text
     assert "an iteration: 43 collectives" in text
+
+
+def test_config_prints_the_collectives_of_exact_mode(capsys: Captured) -> None:
+    """Of the blocks that a rank brings: 6 over 2 workers."""
+    settings = ["env.task=pointmass", "ppo.reduction=ordered", "env.budget=global"]
+    settings += ["env.num_envs=48", "env.backup=node"]
+    given = [word for setting in settings for word in ("--set", setting)]
+    assert cli.main(["config", "--collectives", "--workers", "2", *given]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "gradients" not in lines
+    assert re.search(r"all-gather +int64 +24 +48 ", lines["blocks"])
+    assert re.search(r"all-gather +float64 +72 +144 ", lines["mini_batch"])
+    assert re.search(r"all-gather +float32 +[\d,]+ +[\d,]+ ", lines["block_gradients"])
+    assert re.search(r"all-gather +uint8 +12 +24 ", lines["rows_wanted"])
 
 
 @pytest.mark.parametrize(
@@ -119,6 +139,43 @@ def test_a_bad_configuration_exits_2_in_one_line_and_touches_nothing(
     assert run(tmp_path / "run", *options) == 2
     line = error(capsys)
     assert all(part in line for part in parts)
+    assert not (tmp_path / "run").exists()
+
+
+GLOBAL = ("--set", "env.budget=global")
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (["--set", "ppo.mini_batches=3"], ["env.block = 8", "ppo.mini_batches = 3"]),
+        (["--set", "env.block=12"], ["env.block = 12", "ppo.mini_batches = 4"]),
+        (["--set", "env.num_envs=20"], ["env.num_envs = 20", "env.block = 8", "16 or 24"]),
+        (["--set", "env.num_envs=4"], ["env.num_envs = 4", "env.block = 8"]),
+        (["--set", "ppo.micro_batches=3"], ["ppo.micro_batches = 3", "= 2"]),
+        ([*GLOBAL, "--set", "env.num_envs=20"], ["env.num_envs = 20", "16 or 24"]),
+        ([*GLOBAL, "--set", "env.num_envs=16", "--workers", "3"], ["16 envs over 3 ranks"]),
+        (
+            [*GLOBAL, "--set", "env.num_envs=40", "--set", "job.max_workers=6"],
+            ["40 envs over 6 ranks"],
+        ),
+        (
+            [*GLOBAL, "--set", "env.max_envs=64", "--workers", "4"],
+            ["at world size 1", "128 envs", "env.max_envs = 64", "job.min_workers"],
+        ),
+        (["--set", "env.max_envs=64"], ["128 envs", "env.max_envs = 64"]),
+        (["--set", "job.min_workers=3"], ["job.min_workers = 3", "2"]),
+        (["--set", "job.min_workers=0"], ["job.min_workers = 0"]),
+        (["--set", "job.spares=-1"], ["job.spares = -1"]),
+    ],
+    ids=lambda value: " ".join(value).replace("--set ", "") if "--set" in value else "",
+)
+def test_numeric_32_what_cannot_be_divided_exits_2_with_the_values_before_anything_starts(
+    tmp_path: Path, capsys: Captured, options: list[str], parts: list[str]
+) -> None:
+    assert run(tmp_path / "run", *options) == 2
+    line = error(capsys)
+    assert [part for part in parts if part not in line] == [], line
     assert not (tmp_path / "run").exists()
 
 

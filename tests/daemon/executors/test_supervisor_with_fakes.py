@@ -80,7 +80,9 @@ def test_status_has_exactly_the_promised_schema(tmp_path: Path) -> None:
         assert run.end() == 0
 
 
-def test_a_killed_worker_comes_back_and_the_others_keep_their_process(tmp_path: Path) -> None:
+def test_numeric_31_a_killed_worker_comes_back_and_the_others_keep_their_process(
+    tmp_path: Path,
+) -> None:
     worker = {"faults": [["die", 1, 1, 5]]}
     with supervised(tmp_path / "run", "--workers", "3", worker=worker) as run:
         after = run.wait_for(lambda s: trains(s, 3) and s["workers"][1]["incarnation"] == 2)
@@ -94,6 +96,10 @@ def test_a_killed_worker_comes_back_and_the_others_keep_their_process(tmp_path: 
         lost = changes.index(("forced", "worker_lost"))
         assert set(changes[lost + 1 :]) == {("planned", "join")}
         assert formed[-1]["world_size"] == 3
+        published = run.logged("generation_published")
+        assert {g["world_size"] for g in published} == {2, 3}
+        for g in published:  # per rank: the batch grows and shrinks with the ranks
+            assert g["env_steps_per_iteration"] == g["world_size"] * 128 * 24
         values = metrics(run)
         assert values['rallypoint_worker_restarts_total{reason="signal"}'] == 1
         # It died in the middle of iteration 5: that rollout, and nothing else, is lost.
@@ -190,7 +196,9 @@ def test_a_worker_that_breaks_the_protocol_is_ended_and_the_supervisor_goes_on(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_by_agreement_with_a_checkpoint(tmp_path: Path, number: int) -> None:
+def test_numeric_37_a_signal_stops_by_agreement_with_a_checkpoint(
+    tmp_path: Path, number: int
+) -> None:
     with supervised(tmp_path / "run") as run:
         run.wait_for_training(2)
         assert run.end(number) == 0

@@ -1,6 +1,7 @@
 """Merging, checking and explaining the configuration."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,7 +157,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         load(write(tmp_path / "bad.toml", "[ppo\n"))
 
 
-def test_divisibility_is_checked_for_every_world_size() -> None:
+def test_numeric_32_divisibility_is_checked_for_every_world_size() -> None:
     with pytest.raises(BudgetError, match=r"env\.block = 12"):
         load(command_line=assigned("env.block=12"))
     with pytest.raises(BudgetError, match="fewer than 9 ranks"):
@@ -171,6 +172,27 @@ def test_the_hash_covers_what_workers_must_share_and_nothing_else() -> None:
 
     assert all(map(changed, ("job.seed=2", "env.num_envs=64", "ppo.gamma=0.9")))
     assert not any(map(changed, ("job.iterations=9", "node.workers=4", "log.level=debug")))
+
+
+OWN = {"node", "membership", "checkpoint", "metrics", "curves", "log"}
+"""Sections that nodes of one job may have other values in."""
+
+
+def test_every_section_is_agreed_on_or_a_matter_of_the_node() -> None:
+    """``job`` is neither: its bounds may be raised by a resume."""
+    base = Config()
+    agreed = set()
+    for path, _ in configload.items(base):
+        section, _, key = path.partition(".")
+        changed = replace(getattr(base, section), **{key: "changed"})
+        if configload.config_hash(replace(base, **{section: changed})) != configload.config_hash(
+            base
+        ):
+            agreed.add(path)
+    assert {path for path in agreed if path.startswith("job.")} == {"job.seed"}
+    whole = {name for name in configload.schema() if name not in {"job", *OWN}}
+    keys = {path for path, _ in configload.items(base) if path.partition(".")[0] in whole}
+    assert agreed == keys | {"job.seed"}
 
 
 def test_ordered_sums_need_choices_that_no_world_size_changes() -> None:

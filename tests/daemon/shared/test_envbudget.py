@@ -1,5 +1,7 @@
 """Splitting envs over ranks and handing out blocks: exact for every world size."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ def test_a_split_is_exact_even_and_larger_at_lower_ranks(
     assert max(counts) - min(counts) <= multiple
 
 
-def test_what_does_not_divide_names_the_nearest_counts() -> None:
+def test_numeric_32_what_does_not_divide_names_the_nearest_counts() -> None:
     with pytest.raises(BudgetError, match="take 96 or 104"):
         envbudget.split(100, 2, 8)
 
@@ -59,7 +61,7 @@ def test_global_blocks_are_all_held_once_through_any_change(
         assert all(set(held[key]) <= set(result[key]) for key in kept)
 
 
-def test_the_whole_elastic_range_is_checked() -> None:
+def test_numeric_32_the_whole_elastic_range_is_checked() -> None:
     env = EnvSection(budget="global", num_envs=64, max_envs=32)
     config = Config(env=env, node=NodeSection(workers=4), job=JobSection(min_workers=2))
     envbudget.check(config)
@@ -67,3 +69,26 @@ def test_the_whole_elastic_range_is_checked() -> None:
         envbudget.check(Config(env=env, node=NodeSection(workers=4)))
     with pytest.raises(BudgetError, match=r"job\.min_workers = 3"):
         envbudget.check(Config(job=JobSection(min_workers=3)))
+
+
+def test_numeric_32_a_range_fits_just_when_each_of_its_world_sizes_does() -> None:
+    def fits(num_envs: int, low: int, high: int) -> bool:
+        env = EnvSection(budget="global", num_envs=num_envs)
+        try:
+            envbudget.check(Config(env=env, job=JobSection(min_workers=low, max_workers=high)))
+        except BudgetError:
+            return False
+        return True
+
+    def can_split(num_envs: int, world_size: int) -> bool:
+        try:
+            return sum(envbudget.split(num_envs, world_size, 8)) == num_envs
+        except BudgetError:
+            return False
+
+    found = set()
+    for num_envs, low, high in itertools.product(range(4, 52, 4), range(1, 8), range(1, 8)):
+        expected = low <= high and all(can_split(num_envs, w) for w in range(low, high + 1))
+        assert fits(num_envs, low, high) is expected, (num_envs, low, high)
+        found.add(expected)
+    assert found == {True, False}

@@ -141,7 +141,7 @@ def damage(checkpoint: Path) -> None:
     state.write_bytes(data)
 
 
-def test_a_corrupt_newest_checkpoint_gives_way_to_the_one_before(job: Path) -> None:
+def test_numeric_36_a_corrupt_newest_checkpoint_gives_way_to_the_one_before(job: Path) -> None:
     before, broken = tree(job), checkpoints(job)[6]
     damage(broken)
     done = run(job, "--iterations", "8")

@@ -64,7 +64,7 @@ def assert_same_bits(found: Run, expected: Run, iterations: int) -> None:
 
 @CASES
 @pytest.mark.parametrize("workers", [2, 3])
-def test_n05_n31_any_number_of_workers(
+def test_numeric_05_31_any_number_of_workers(
     tmp_path: Path, constant: Constant, case: Case, workers: int
 ) -> None:
     found = run(tmp_path / "run", workers, case.iterations, case.settings)
@@ -73,7 +73,7 @@ def test_n05_n31_any_number_of_workers(
 
 
 @CASES
-def test_n05_n31_a_worker_is_killed_every_few_iterations(
+def test_numeric_05_31_a_worker_is_killed_every_few_iterations(
     tmp_path: Path, constant: Constant, case: Case
 ) -> None:
     """Never below two, so that there is always a survivor and every point fires."""
@@ -105,7 +105,7 @@ def test_without_the_backup_the_bits_depend_on_what_was_lost(
 
 
 @CASES
-def test_n29_a_resume_with_env_rows_goes_on_with_the_same_bits(
+def test_numeric_29_a_resume_with_env_rows_goes_on_with_the_same_bits(
     tmp_path: Path, constant: Constant, case: Case
 ) -> None:
     """Stopped after some iterations, then resumed with another number of workers."""
@@ -117,7 +117,7 @@ def test_n29_a_resume_with_env_rows_goes_on_with_the_same_bits(
     assert_same_bits(whole, constant(case), case.iterations)
 
 
-def test_n29_without_env_rows_a_resume_begins_new_episodes(
+def test_numeric_29_without_env_rows_a_resume_begins_new_episodes(
     tmp_path: Path, constant: Constant
 ) -> None:
     run(tmp_path / "run", 1, 3, POINTMASS.settings)

@@ -8,14 +8,18 @@ from tests.faults.injectors.cases import assert_sound, lose_at, recover
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 POINTS = (
-    *("rollout", "gae", "backward_begin", "backward_end", "between_steps"),
+    *("rollout", "gae", "mini_batch", "backward_begin", "backward_end", "between_steps"),
     *("last_collective", "prepared", "committed"),
 )
 
 
+"""In the rollout, after it, in the forward pass, in the backward pass with its collective, in the optimiser
+step, and around the last collective."""
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_in_an_iteration(jobs: Jobs, point: str, rank: int) -> None:
+def test_numeric_28_killed_in_an_iteration(jobs: Jobs, point: str, rank: int) -> None:
     with jobs.case("--workers", "3") as job:
         before = job.settle()
         victim = lose_at(job, before, point, rank)
@@ -24,7 +28,7 @@ def test_killed_in_an_iteration(jobs: Jobs, point: str, rank: int) -> None:
 
 
 @pytest.mark.parametrize("point", ["checkpoint_save", "checkpoint_manifest"])
-def test_killed_while_it_writes_a_checkpoint(jobs: Jobs, point: str) -> None:
+def test_numeric_28_killed_while_it_writes_a_checkpoint(jobs: Jobs, point: str) -> None:
     with jobs.case("--workers", "3") as job:
         before = job.settle()
         victim = lose_at(job, before, point, 0)

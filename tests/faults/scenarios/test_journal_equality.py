@@ -54,7 +54,7 @@ def generations(found: Run) -> list[tuple[str, bool]]:
     ]
 
 
-def test_killed_in_every_part_of_an_iteration(tmp_path: Path) -> None:
+def test_numeric_28_31_killed_in_every_part_of_an_iteration(tmp_path: Path) -> None:
     """With two or three workers: what the others have is reweighted, lost envs begin new episodes."""
     settings = (*SETTINGS, "job.min_workers=2")
     paused = pauses(*range(3, ITERATIONS, 4))
@@ -79,7 +79,7 @@ def test_killed_while_the_group_is_rebuilt(tmp_path: Path) -> None:
     assert_reproduced(report, 16)
 
 
-def test_one_drains_and_one_joins(tmp_path: Path) -> None:
+def test_numeric_31_one_drains_and_one_joins(tmp_path: Path) -> None:
     config = Config(
         job=JobSection(iterations=ITERATIONS, max_workers=3),
         env=EnvSection(task="pointmass", num_envs=16),

@@ -245,7 +245,7 @@ def test_rows_come_from_whatever_node_has_them(tmp_path: Path) -> None:
         assert sorted(found.tolist()) == env_ids.tolist()
         assert values["env/x"].flatten().tolist() == (600.0 + found).tolist()
     assert [rank.log for rank in group.ranks] == [group.ranks[0].log] * 3
-    assert {name for name, _, _ in group.ranks[0].log} == set(MOVES)
+    assert {name for name, _, _ in group.ranks[0].log} == {entry.name for entry in MOVES}
     assert nodes[0].find(LINEAGE, 6, envrows.env_ids((1,), BLOCK))[0].size == BLOCK, "still there"
 
 

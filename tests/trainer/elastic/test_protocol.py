@@ -74,14 +74,14 @@ def test_nobody_prepared_redoes_the_iteration() -> None:
     assert decision.receivers == set()
 
 
-def test_a_newcomer_is_never_the_source_even_as_rank_0() -> None:
+def test_numeric_34_a_newcomer_is_never_the_source_even_as_rank_0() -> None:
     decision = decide_source(make_plan(3), [newcomer(0), at(1), at(2)])
     assert decision.source == 1
     assert decision.receivers == {0}
     assert decision.survivors == {1, 2}
 
 
-def test_who_formed_before_the_mark_is_a_newcomer_whatever_it_knows() -> None:
+def test_numeric_34_who_formed_before_the_mark_is_a_newcomer_whatever_it_knows() -> None:
     stale = at(0, formed=2, prepared=99, committed=99)
     decision = decide_source(make_plan(2, formed=3), [stale, at(1)])
     assert decision.source == 1

@@ -174,7 +174,36 @@ def test_a_silent_peer_is_released_by_the_supervisor(tmp_path: Path) -> None:
         assert_agree(supervisor)
 
 
-def test_a_flipped_bit_is_found_and_the_iteration_redone(
+def test_numeric_34_neither_stale_nor_fresh_state_at_rank_0_overwrites_survivors(
+    tmp_path: Path,
+) -> None:
+    """Rank 0 was stopped for some iterations and knows old parameters, rank 1 has only initial ones."""
+    with ScriptedSupervisor(tmp_path, make_config()) as supervisor:
+        a, b, stale = begin(supervisor, 3)
+        os.kill(supervisor.processes[stale].pid, signal.SIGSTOP)
+        try:
+            supervisor.publish([a, b], survivors=[a, b])
+            newest = max(x.iteration for x in supervisor.of(messages.Committed))
+            supervisor.wait_committed(newest + 5, a, b)
+        finally:
+            os.kill(supervisor.processes[stale].pid, signal.SIGCONT)
+        known = committed(supervisor, stale)[-1].iteration
+        fresh = supervisor.start(3)
+        supervisor.wait_ready(fresh)
+        plan = supervisor.publish([stale, fresh, a, b], kind="planned", survivors=[a, b])
+        newest = max(x.iteration for x in supervisor.of(messages.Committed))
+        supervisor.wait_committed(newest + 5, stale, fresh, a, b)
+        formed = [f for f in supervisor.of(messages.Formed) if f.generation == plan.generation]
+        last = [c for c in committed(supervisor, a) if c.generation < plan.generation][-1]
+        assert known < last.iteration
+        assert {f.source for f in formed} <= {a, b}
+        assert {(f.iteration, f.state_hash) for f in formed} == {(last.iteration, last.state_hash)}
+        for key in (a, b):
+            assert_strict(committed(supervisor, key))
+        assert_agree(supervisor)
+
+
+def test_numeric_17_a_flipped_bit_is_found_and_the_iteration_redone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CORRUPT_AT", "6")
@@ -263,7 +292,7 @@ def test_a_refused_commit_leaves_nothing_and_training_goes_on(tmp_path: Path) ->
         assert CheckpointStore(str(tmp_path / "checkpoints")).list() == []
 
 
-def test_stop_is_agreed_checkpointed_and_clean(tmp_path: Path) -> None:
+def test_numeric_37_stop_is_agreed_checkpointed_and_clean(tmp_path: Path) -> None:
     with ScriptedSupervisor(tmp_path, make_config()) as supervisor:
         a, b = begin(supervisor, 2)
         supervisor.send(b, messages.StopAfterIteration(reason="stopped"))  # one is enough
@@ -276,7 +305,9 @@ def test_stop_is_agreed_checkpointed_and_clean(tmp_path: Path) -> None:
         assert newest.iteration == leaving[0].iteration
 
 
-def test_finish_at_an_absolute_iteration_and_resume_at_another_world_size(tmp_path: Path) -> None:
+def test_numeric_29_38_finish_at_an_absolute_iteration_and_resume_at_another_world_size(
+    tmp_path: Path,
+) -> None:
     config = replace(make_config(), job=JobSection(iterations=12))
     with ScriptedSupervisor(tmp_path, config) as supervisor:
         keys = begin(supervisor, 2)
