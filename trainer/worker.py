@@ -179,15 +179,9 @@ class Worker:
 
     def say_fault(self, error: BaseException) -> None:
         """Last words of a worker whose program raised."""
-        self.link.send(
-            messages.Fault(
-                key=self.key,
-                generation=self.session.generation,
-                iteration=self.session.state.committed + 1,
-                fingerprint=fingerprint(error),
-                traceback="".join(traceback.format_exception(error)),
-            )
-        )
+        session = self.session
+        fault = _fault(self.key, error, session.generation, session.state.committed + 1)
+        self.link.send(fault)
         self.link.flush(_FLUSH_S)
 
 
@@ -196,6 +190,32 @@ def fingerprint(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "nowhere"
     return f"{type(error).__module__}.{type(error).__qualname__} at {where}"
+
+
+def _fault(key: WorkerKey, error: BaseException, generation: int, iteration: int) -> messages.Fault:
+    return messages.Fault(
+        key=key,
+        generation=generation,
+        iteration=iteration,
+        fingerprint=fingerprint(error),
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
+def _say_never_built(rundir: RunDir, key: WorkerKey, error: Exception) -> None:
+    """Last words of a worker that could not be built, over a link of its own: without them its slot
+    would be started again and again for an error of the program."""
+    config = from_json(rundir.config.read_bytes())
+    link = Link(
+        rundir.control_socket,
+        _hello(key, config_hash(config)),
+        orphan_grace_s=config.membership.orphan_grace_s,
+        on_plan=lambda plan: None,
+        on_abandoned=_leave_at_once,
+    )
+    link.send(_fault(key, error, generation=0, iteration=1))
+    link.start()
+    link.flush(_FLUSH_S)
 
 
 def _hello(key: WorkerKey, configuration: str) -> messages.Hello:
@@ -279,7 +299,14 @@ def main(arguments: Sequence[str] | None = None, *, worker_type: type[Worker] = 
     threading.excepthook = _thread_failed
     key = WorkerKey(options.node, options.slot, options.incarnation)
     rundir = RunDir(options.dir)
-    worker = worker_type(rundir, key)
+    try:
+        worker = worker_type(rundir, key)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is reported, and stands in the log
+        traceback.print_exc()
+        if is_out_of_memory(error):
+            return EXIT_OUT_OF_MEMORY
+        _say_never_built(rundir, key, error)
+        return EXIT_FAULT
     stacks = rundir.stacks(key.slot).open("w")  # kept open: the handler writes into it
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     worker.link.start()

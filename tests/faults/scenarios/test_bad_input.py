@@ -194,3 +194,27 @@ def test_a_second_supervisor_leaves_the_first_alone(tmp_path: Path) -> None:
     finally:
         first.kill()
         first.wait(WAIT_S)
+
+
+def test_a_teacher_of_another_task_is_refused_before_anything_starts(
+    job: Path, tmp_path: Path
+) -> None:
+    other = ["--set", "env.task=cartpole", "--set", f"distill.teacher={job}"]
+    done = run(tmp_path / "student", *other)
+    assert done.returncode == 2
+    assert "'pointmass'" in done.stderr
+    assert "env.task = 'cartpole'" in done.stderr
+    assert not (tmp_path / "student" / "logs").exists(), "no worker was started"
+
+
+def test_workers_that_cannot_be_built_fail_the_job_with_the_reason(
+    job: Path, tmp_path: Path
+) -> None:
+    """As in their warm-up: not started again and again until their slots are quarantined."""
+    for checkpoint in checkpoints(job).values():
+        damage(checkpoint)
+    done = run(tmp_path / "student", "--set", f"distill.teacher={job}")
+    assert done.returncode == 1
+    (failed,) = logged(done, "supervisor_ended")
+    assert "program error" in failed["reason"]
+    assert "nothing here verifies" in failed["reason"]
