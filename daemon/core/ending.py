@@ -32,10 +32,13 @@ def stop(state: NodeState, reason: str, now: float) -> Decision:
 
 def agreed(state: NodeState, reason: str, iteration: int, now: float) -> Decision:
     """A worker left because all agreed that the job is finished or stopped: so will the others."""
-    if state.ending is not None and state.ending.kind != "drain":
-        return state, ()
+    before, shared = state.ending, not state.policy.alone
+    if before is not None and before.kind != "drain":
+        awaits = before.awaits_job or (shared and before.kind == "stop")
+        return replace(state, ending=replace(before, awaits_job=awaits)), ()
     text = f"the job was {reason} by agreement at iteration {iteration}"
-    ending = Ending("finish", 0, text, now + state.policy.stop_grace_s)
+    deadline_s = now + state.policy.stop_grace_s
+    ending = Ending("finish", 0, text, deadline_s, awaits_job=shared)
     return replace(state, ending=ending), ()
 
 
@@ -113,7 +116,8 @@ def leave_if_over(state: NodeState, now: float) -> Decision:
         return state, ()
     left = [slot for slot in state.slots if slot.live]
     late = ending.deadline_s is not None and now >= ending.deadline_s
-    if left and not late:
+    waits = ending.awaits_job and (state.job is None or state.job.state == "running")
+    if (left or waits) and not late:
         return state, ()
     actions: list[NodeAction] = [
         KillWorker(state.key(slot), f"still there at the deadline of the end: {ending.reason}")

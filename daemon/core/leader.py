@@ -241,6 +241,9 @@ def _job_over(state: LeaderState) -> tuple[JobState, str] | None:
     left = _left(state)
     if "finished" in left:
         return "finished", f"agreed by the members of generation {_generation(state)}"
+    if "stopped" in left and not state.policy.alone:  # nodes that had no part in it end too
+        text = f"stopped on request, agreed by the members of generation {_generation(state)}"
+        return "finished", text
     error = program_error(state.members, state.plan)
     return None if error is None else ("failed", error)
 

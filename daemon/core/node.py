@@ -37,6 +37,11 @@ def initial(policy: NodePolicy) -> NodeState:
     return NodeState(policy, tuple(slots))
 
 
+def of_job(state: NodeState, uid: str) -> NodeState:
+    """This node once it has been taken into a job that others may have begun, before it starts."""
+    return replace(state, policy=replace(state.policy, job_uid=uid))
+
+
 def decide(state: NodeState, event: NodeEvent, now: float) -> Decision:
     """What the node does about one event at monotonic time ``now``.
 

@@ -105,6 +105,9 @@ class Ending:
     """Monotonic time at which what is left is killed; None: not bounded yet."""
     exited: bool = False
     """The order to exit was given."""
+    awaits_job: bool = False
+    """It ends by agreement with other nodes: its record, which says so, stays until the leader has
+    written the end of the job, or the deadline is there."""
 
 
 @dataclass(frozen=True)

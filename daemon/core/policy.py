@@ -35,6 +35,8 @@ class NodePolicy:
     """Hash of the values that all nodes of the job share."""
     newest_generation: int
     """Newest generation number that this node knew of before it started."""
+    alone: bool = True
+    """No other node can ever come (embedded membership)."""
 
 
 @dataclass(frozen=True, kw_only=True)

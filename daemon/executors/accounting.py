@@ -74,9 +74,10 @@ class StepLedger:
 
 @dataclass
 class Change:
-    """One membership change under way."""
+    """One membership change under way, as the workers of one node see it."""
 
     plan: Plan
+    node: str
     noticed_s: float
     decided_s: float
     published_s: float
@@ -86,8 +87,9 @@ class Change:
 
     @property
     def complete(self) -> bool:
-        """Every member has made its first optimiser step."""
-        return self.marked and all(member.key in self.stepped for member in self.plan.members)
+        """Every member of this node has made its first optimiser step."""
+        mine = [m.key for m in self.plan.members if m.key.node == self.node]
+        return self.marked and bool(mine) and all(key in self.stepped for key in mine)
 
     def seconds(self) -> dict[str, float | None]:
         """Seconds of each phase; None where it is not known (yet)."""
@@ -112,7 +114,8 @@ class RecoveryClock:
     """Times of the newest change. A change that is superseded before it formed hands the moment at
     which it was noticed on to its successor: the clock of an outage is never set back."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: str) -> None:
+        self._node = node
         self.last: Change | None = None
         """Newest generation that formed."""
         self._open: Change | None = None
@@ -141,10 +144,10 @@ class RecoveryClock:
         """Go on from the clock of the supervisor before, where its moments are known."""
         known = moments is not None and moments[0] == newest.generation
         at_s = moments[1:] if moments is not None and known else (now, now, now)
-        self._open = Change(newest, *at_s)
+        self._open = Change(newest, self._node, *at_s)
         self.last = self._open
         if formed.generation != newest.generation:
-            self.last = Change(formed, now, now, now)
+            self.last = Change(formed, self._node, now, now, now)
         self.last.marked = True
 
     def noticed(self, at_s: float, decided_s: float) -> None:
@@ -166,7 +169,7 @@ class RecoveryClock:
             and earlier.noticed_s < noticed_s
         ):
             noticed_s, decided_s = earlier.noticed_s, earlier.decided_s
-        self._open = Change(plan, noticed_s, decided_s, now)
+        self._open = Change(plan, self._node, noticed_s, decided_s, now)
 
     def formed(self, message: Formed) -> None:
         """A member reports a generation formed."""
@@ -194,6 +197,11 @@ class RecoveryClock:
         return None
 
 
+def rounded(seconds: dict[str, float | None]) -> dict[str, float | None]:
+    """Seconds of each phase as log lines show them."""
+    return {k: None if v is None else round(v, 4) for k, v in seconds.items()}
+
+
 class Rate:
     """Env steps a second of the present generation: what entered its committed iterations, over its
     wall time. The time between two generations is none of either, and is reported as recovery."""
@@ -212,7 +220,7 @@ class Rate:
 
 
 class Stragglers:
-    """How much longer the slowest rollout of an iteration took than the median one.
+    """How much longer the slowest rollout of an iteration took than the median one, of this node's.
 
     Every rank waits for the slowest in the first collective after its rollout, so this is what the
     others lose. Of two ranks the quicker one is the median.
@@ -223,7 +231,7 @@ class Stragglers:
         self._seconds: dict[WorkerKey, float] = {}
 
     def take(self, message: Committed) -> float | None:
-        """The ratio, once all ranks of the iteration have reported it; None before, and when a rank
+        """The ratio, once all ranks of this node have reported it; None before, and when a rank
         reports an iteration without its seconds."""
         iteration = (message.generation, message.iteration)
         if iteration < self._iteration:
@@ -231,7 +239,7 @@ class Stragglers:
         if iteration > self._iteration:
             self._iteration, self._seconds = iteration, {}
         self._seconds[message.key] = message.activity.get("rollout", 0.0)
-        if len(self._seconds) < len(message.ranks):
+        if len(self._seconds) < sum(r.key.node == message.key.node for r in message.ranks):
             return None
         median_s = statistics.median_low(self._seconds.values())
         return max(self._seconds.values()) / median_s if median_s > 0 else None

@@ -136,7 +136,9 @@ class Journal:
         if plan.restore:
             self._lineage, self._begins = plan.generation, formed.iteration
             self._hashes = {i: h for i, h in self._hashes.items() if i <= formed.iteration}
-            self.iteration = formed.iteration
+        mine = {m.key for m in plan.members if m.key.node == config.node.name}
+        if plan.restore or mine.isdisjoint(plan.survivors):
+            self.iteration = formed.iteration  # others may have gone on while this node was away
         self._note_source(plan.generation, formed.source)
         self._append(
             {

@@ -8,7 +8,7 @@ for that, and each tries again until it does.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -34,6 +34,7 @@ from rallypoint.daemon.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from rallypoint.daemon.executors.entering import Admit, Entering
 from rallypoint.daemon.executors.leaderwrites import LeaderWrites
 from rallypoint.daemon.executors.membershipview import Keys, View, decode, encode
 from rallypoint.daemon.executors.store import KeyValue, Lease, MembershipStore, Put, WatchEvent
@@ -59,7 +60,8 @@ class Membership:
         detect_s: float,
         newest_generation: int,
         emit: Callable[[NodeEvent | LeaderEvent], None],
-        admit: Callable[[JobRecord], JobRecord] = lambda stored: stored,
+        agreed: bytes = b"{}",
+        admit: Admit = lambda stored, *, agreed, others: stored,
     ) -> None:
         self._keys = Keys(job_name, node)
         self.view = View(self._keys)
@@ -67,7 +69,6 @@ class Membership:
         self._detect_s = detect_s
         self._newest_generation = newest_generation
         self._emit = emit
-        self._admit = admit
         self._lease: Lease | None = None
         self._renewing = asyncio.Lock()
         self._record: MemberRecord | None = None
@@ -76,6 +77,8 @@ class Membership:
         self._written = 0
         """Revision of the newest write of our record that was acknowledged."""
         self._stir = asyncio.Event()
+        self._changed = asyncio.Event()
+        """The view has changed."""
         self._lead = 0
         """Revision at which we became the leader; 0: we do not lead."""
         self._listed = 0
@@ -83,6 +86,7 @@ class Membership:
         self._revision = 0
         """Revision of the newest change that is known."""
         self._writes = LeaderWrites(store, self._keys, lambda: self._lead)
+        self._entering = Entering(store, self._keys, self._writes, agreed, admit)
         self._writing = asyncio.Lock()
         """One write of the leader at a time, in the order in which they were decided."""
         self._trouble = False
@@ -90,31 +94,24 @@ class Membership:
 
     # --- life ---------------------------------------------------------------------------------
 
-    async def join(self, job: JobRecord, plan: Plan | None = None) -> None:
-        """Take a lease, write the job (and the plan it goes on from) if none is there yet, and try to
-        lead. Waits for a store that does not answer. Of a job that is there already ``admit`` says how
-        it goes on; what it raises is raised."""
+    async def join(self, job: JobRecord, plans: Sequence[Plan] = ()) -> None:
+        """Take a lease, write the job (and the last of ``plans``, from which it goes on) if none is there
+        yet, and try to lead. Waits for a store that does not answer. Of a job that is there already
+        ``admit`` says how it goes on; what it raises is raised."""
         done = False
         while not done:
             try:
-                await self._join(job, plan)
+                await self._join(job, plans)
                 done = True
             except StoreUnavailableError as error:
                 await self._pause_after(error)
         self.joined = True
 
-    async def _join(self, job: JobRecord, plan: Plan | None) -> None:
+    async def _join(self, job: JobRecord, plans: Sequence[Plan]) -> None:
         lease = await self._store.grant(self._detect_s)
         self._hold(lease)
-        puts, compare = {self._keys.job: encode(job)}, {self._keys.job: 0}
-        if plan is not None:
-            puts[self._keys.generation], compare[self._keys.generation] = encode(plan), 0
-        await self._store.compare_and_swap(puts, compare)
-        admitted = False
-        while not admitted:
-            item = await self._store.get(self._keys.job)
-            admitted = item is not None and await self._writes.swap_job(item, self._admit, {})
-        await self._read_all()
+        await self._entering.enter(job, plans)
+        await self._read_all(earlier=plans)
         await self._campaign(lease)
 
     async def follow(self) -> None:
@@ -152,6 +149,22 @@ class Membership:
                 _log.warning("lease_not_revoked", reason=f"{error}; it runs out by itself")
         await self._store.close()
 
+    # --- the others -----------------------------------------------------------------------------
+
+    def others(self) -> tuple[MemberRecord, ...]:
+        """The records of all other nodes, as of the last change that was seen."""
+        return tuple(m for m in self.view.sorted_members() if m.node != self._keys.node)
+
+    async def until_all_drain(self) -> None:
+        """Return once every node of the job, this one among them, is on its way out."""
+        while not self._all_drain():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _all_drain(self) -> bool:
+        members = self.view.members
+        return self._keys.node in members and all(m.draining for m in members.values())
+
     # --- writes ---------------------------------------------------------------------------------
 
     def set_member(self, record: MemberRecord) -> None:
@@ -173,7 +186,7 @@ class Membership:
         self, checkpoint: tuple[int, int], progress: dict[str, int]
     ) -> None:
         """Write the newest verified checkpoint into the job record, with the progress."""
-        iteration = max(checkpoint[1], progress["iteration"])
+        iteration = max(checkpoint[1], progress.get("iteration", 0))
         await self.update_job(**{**progress, "iteration": iteration, "checkpoint": checkpoint})
 
     async def update_job(self, **changes: Any) -> None:
@@ -208,13 +221,15 @@ class Membership:
 
     # --- reads ----------------------------------------------------------------------------------
 
-    async def _read_all(self, elected: int = 0) -> None:
-        """Read everything anew, and say it. ``elected``: the revision at which we became leader."""
+    async def _read_all(self, elected: int = 0, earlier: Sequence[Plan] = ()) -> None:
+        """Read everything anew, and say it. ``elected``: the revision at which we became leader;
+        ``earlier``: plans of before, which the store holds no more."""
         listing = await self._store.list(self._keys.prefix)
         while listing.revision < self._revision:  # the watch was faster
             listing = await self._store.list(self._keys.prefix)
         before, self.view = self.view, View.of(self._keys, listing)
         self._listed = self._revision = listing.revision
+        self._changed.set()
         view = self.view
         if self._lead_is(elected):
             self._lead = elected
@@ -222,6 +237,10 @@ class Membership:
             self._depose()
         self._stale |= self._record is not None and self._keys.node not in view.members
         self._stir.set()
+        newest = 0 if view.plan is None else view.plan.generation
+        for plan in earlier:
+            if plan.generation < newest:
+                self._emit(PlanSeen(plan))
         self._say_to_node(plan=view.plan != before.plan, job=view.job != before.job)
         if not self._lead:
             return
@@ -245,6 +264,7 @@ class Membership:
             if item is None:
                 return  # our lease ended (a long pause), but we are still here
         self.view.see(key, item)
+        self._changed.set()
         if key == self._keys.leader:
             if not self._lead_is(self._lead):
                 self._depose()

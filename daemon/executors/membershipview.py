@@ -43,6 +43,10 @@ class Keys:
     def job(self) -> str:
         return f"{self.prefix}job"
 
+    @property
+    def agreed(self) -> str:
+        return f"{self.prefix}agreed"
+
 
 @dataclass
 class View:
@@ -79,7 +83,7 @@ class View:
             self.job = decode(item, JobRecord)
 
     def sorted_members(self) -> tuple[MemberRecord, ...]:
-        return tuple(self.members[node] for node in sorted(self.members))
+        return tuple(member for _, member in sorted(self.members.items()))
 
     def newest_generation(self) -> int:
         """The newest generation number that the plan, a member or its checkpoint mentions."""

@@ -4,6 +4,8 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from rallypoint.daemon.core.events import LeaderEvent, NodeEvent
 from rallypoint.daemon.executors import persist
 from rallypoint.daemon.executors.embedded import EmbeddedStore
@@ -27,6 +29,7 @@ def open_membership(
         config.node.name,
         detect_s=config.membership.detect_s,
         newest_generation=state.generation,
+        agreed=msgspec.json.encode(state.agreed),
         admit=functools.partial(
             persist.admit, state, config=config, versions=versions, fresh=fresh
         ),

@@ -126,6 +126,9 @@ class Performer:
         await self._membership.publish(plan, replaces)
 
     def _progress(self) -> dict[str, int]:
+        """What this node knows of the job's progress: nothing while no worker of it takes part."""
+        if not self._recorder.takes_part:
+            return {}
         return {"iteration": self._recorder.iteration, "env_steps": self._recorder.env_steps}
 
     def _set_timer(self, machine: Machine, at_s: float) -> None:

@@ -7,13 +7,15 @@ an embedded store dies with its supervisor, and the next one goes on from here.
 
 import re
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from rallypoint.daemon.core.records import JobRecord
+from rallypoint.daemon.core.joining import joining_refusal
+from rallypoint.daemon.core.records import JobRecord, MemberRecord
 from rallypoint.daemon.executors.files import write_atomically
 from rallypoint.daemon.shared import configload
 from rallypoint.daemon.shared.config import Config
@@ -96,16 +98,27 @@ def open_state(
 
 def with_plan(state: PersistedState, plan: Plan) -> dict[str, Any]:
     """The fields of the state that change before a plan is published."""
-    formed = formed_plan(state)
-    later = [p for p in state.plans if p.generation > state.job.formed][-(PLANS_KEPT - 2) :]
-    plans = (*([formed] if formed is not None else []), *later, plan)
-    return {"generation": max(state.generation, plan.generation), "plans": plans}
+    formed, number = formed_plan(state), plan.generation
+    # One of the same number or a later one was never published: another leader was faster.
+    known = [p for p in state.plans if state.job.formed < p.generation < number]
+    kept = [] if formed is None or formed.generation >= number else [formed]
+    plans = (*kept, *known[-(PLANS_KEPT - 2) :], plan)
+    return {"generation": max(state.generation, number), "plans": plans}
 
 
 def formed_plan(state: PersistedState) -> Plan | None:
     """The plan of the newest generation marked formed, when it is known."""
     formed = state.job.formed
     return next((p for p in state.plans if formed and p.generation == formed), None)
+
+
+def plans_to_go_on_from(state: PersistedState, *, alone: bool) -> tuple[Plan, ...]:
+    """The newest formed plan, and those after it; () when it is not known. With other nodes only the
+    first: a later one may never have been published, and the store has what was."""
+    formed = formed_plan(state)
+    if formed is None or not alone:
+        return () if formed is None else (formed,)
+    return tuple(p for p in state.plans if p.generation >= formed.generation)
 
 
 def resumed(job: JobRecord, versions: dict[str, str]) -> JobRecord:
@@ -117,12 +130,15 @@ def admit(
     state: PersistedState,
     stored: JobRecord,
     *,
+    agreed: dict[str, Any],
+    others: Sequence[MemberRecord],
     config: Config,
     versions: dict[str, str],
     fresh: bool,
 ) -> JobRecord:
     """How a job goes on that the membership store holds already. A directory that never saw a plan
-    joins it; any other must be of the same one.
+    joins it; any other must be of the same one. ``agreed``: the values behind its hash, where they
+    are known; ``others``: the other nodes that are in it now.
 
     Raises `ConfigError` when it is another job, or one whose workers could not train with ours.
     """
@@ -139,12 +155,19 @@ def admit(
             f"(uid {state.job.uid}); give another --job, or another --dir to join that one"
         )
     if stored.config_hash != state.job.config_hash:
+        changes = _changes(agreed, state.agreed) if agreed else "which ones is not known"
         raise ConfigError(
-            f"the membership store holds job {name!r} with other values in job.seed, [env] or [ppo] "
-            f"(hash {stored.config_hash}, here {state.job.config_hash}), and workers must agree on them; "
-            "give the same values, or another --job"
+            f"the membership store holds job {name!r} with other values ({changes}; hash "
+            f"{stored.config_hash}, here {state.job.config_hash}), and workers must agree on them; give "
+            "the same values, or another --job"
         )
-    return stored if is_finished(stored, config) else resumed(stored, versions)
+    mine = MemberRecord(config.node.name, 0, config.node.advertise, (), versions=versions)
+    refusal = joining_refusal(stored, mine, others)
+    if refusal:
+        raise ConfigError(refusal)
+    if is_finished(stored, config):
+        return stored
+    return resumed(stored, stored.versions if others else versions)
 
 
 def first_job(state: PersistedState, config: Config, versions: dict[str, str]) -> JobRecord:
@@ -207,14 +230,18 @@ def _refuse_other_job(rundir: RunDir, config: Config, state: PersistedState) -> 
     new = _plain(configload.agreed(config))
     if state.job.config_hash == configload.config_hash(config):
         return
-    keys = sorted(k for k in {*state.agreed, *new} if state.agreed.get(k) != new.get(k))
-    changes = ", ".join(
-        f"{k}: {configload.shown(k, state.agreed.get(k))} -> {configload.shown(k, new.get(k))}"
-        for k in keys
-    )
     raise ConfigError(
-        f"{rundir.path} holds job {state.job_name!r} with other values ({changes}), and workers "
-        "must agree on them; set them back, or start anew in another --dir"
+        f"{rundir.path} holds job {state.job_name!r} with other values "
+        f"({_changes(state.agreed, new)}), and workers must agree on them; set them back, or start anew "
+        "in another --dir"
+    )
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """What differs between two sets of values, key by key."""
+    keys = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
+    return ", ".join(
+        f"{k}: {configload.shown(k, old.get(k))} -> {configload.shown(k, new.get(k))}" for k in keys
     )
 
 

@@ -30,6 +30,7 @@ def node_policy(config: Config, state: PersistedState, versions: dict[str, str])
         job_uid=state.job.uid,
         config_hash=state.job.config_hash,
         newest_generation=state.generation,
+        alone=config.membership.backend == "embedded",
     )
 
 

@@ -16,6 +16,7 @@ from rallypoint.daemon.executors.accounting import (
     RecoveryClock,
     StepLedger,
     Stragglers,
+    rounded,
 )
 from rallypoint.daemon.executors.books import Books, BooksFile, CheckpointFact
 from rallypoint.daemon.executors.journal import Journal, Line
@@ -43,7 +44,7 @@ class Recorder:
         self.formed_plan: Plan | None = None
         """Plan of the newest formed generation."""
         self.faults: dict[WorkerKey, messages.Fault] = {}
-        self.recovery = RecoveryClock()
+        self.recovery = RecoveryClock(config.node.name)
         self._journal = journal
         self._metrics = metrics
         self._config = config
@@ -88,6 +89,11 @@ class Recorder:
         """Number of the newest plan that was published; 0 before any."""
         plan = self.recovery.newest_plan
         return 0 if plan is None else plan.generation
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether a worker of this node is in the newest formed generation, and reports iterations."""
+        return self.formed_plan is not None and self.formed_plan.lists(self._config.node.name)
 
     def heard(self, key: WorkerKey) -> int:
         """How many messages of this worker have been taken."""
@@ -324,9 +330,8 @@ class Recorder:
             _log.error("journal_write_failed", path=str(self._journal.path), error=str(error))
         if not kept:
             _log.error("iteration_went_back", before=self.iteration, iteration=formed.iteration)
-        if plan.restore:
-            self.iteration = formed.iteration
-            self._metrics.set("iteration", formed.iteration)
+        self.iteration = self._journal.iteration
+        self._metrics.set("iteration", self.iteration)
         if not again:
             self._metrics.add("membership_changes_total", cause=plan.cause)
         seconds = change.seconds()
@@ -339,7 +344,7 @@ class Recorder:
             iteration=formed.iteration,
             source=str(formed.source),
             rolled_back=formed.rolled_back,
-            seconds=_rounded(seconds),
+            seconds=rounded(seconds),
         )
         if change.complete:
             self._completed(change)
@@ -370,7 +375,7 @@ class Recorder:
             trains=change.plan.generation,
             kind=change.plan.kind,
             cause=change.plan.cause,
-            seconds=_rounded(seconds),
+            seconds=rounded(seconds),
         )
 
     def _observe(self, change: Change, seconds: dict[str, float | None]) -> None:
@@ -392,7 +397,3 @@ class Recorder:
 
 
 _LATE_PHASES = ("first_step", "total")
-
-
-def _rounded(seconds: dict[str, float | None]) -> dict[str, float | None]:
-    return {k: None if v is None else round(v, 4) for k, v in seconds.items()}

@@ -1,27 +1,30 @@
 """The status document: the schema that ``rallypoint status --json`` promises, built from facts."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from rallypoint.daemon.core.nodestate import NodeState
-from rallypoint.daemon.core.records import JobRecord
+from rallypoint.daemon.core.records import JobRecord, MemberRecord
 from rallypoint.daemon.executors.metrics import PHASES
 from rallypoint.daemon.executors.recorder import Recorder
 from rallypoint.daemon.shared.config import Config
-from rallypoint.daemon.shared.plan import Plan
+from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
 ShownJobState = Literal["starting", "running", "holding", "paused", "finished", "failed"]
 
 
-def job_state(job: JobRecord, formed: Plan | None, node: NodeState) -> ShownJobState:
+def _job_state(
+    job: JobRecord, formed: Plan | None, node: NodeState, elsewhere: list[dict[str, Any]]
+) -> ShownJobState:
     """The stored state, and what follows from the members: before anything has formed the job is
     starting; without ``min_workers`` it holds, unless the node is on its way out."""
     if job.state != "running" or node.ending is not None:
         return job.state
     if formed is None:
         return "starting"
-    if formed.hold or not any(slot.trains and slot.rank is not None for slot in node.slots):
-        return "holding"
-    return "running"
+    here = any(slot.trains and slot.rank is not None for slot in node.slots)
+    taken_part = here or any(worker["rank"] is not None for worker in elsewhere)
+    return "holding" if formed.hold or not taken_part else "running"
 
 
 def build(
@@ -30,22 +33,30 @@ def build(
     job: JobRecord,
     node: NodeState,
     recorder: Recorder,
+    others: Sequence[MemberRecord],
     metrics_url: str,
     now_unix_s: float,
 ) -> dict[str, Any]:
-    """The document; values that are not there are None."""
+    """The document; values that are not there are None. It shows the whole job: workers of ``others``
+    as the store has them, which does not know their process, nor each iteration."""
     formed = recorder.formed_plan
     checkpoint = recorder.checkpoint
+    elsewhere = _workers_elsewhere(config, others, formed)
+    workers = [*_workers(config, node, formed), *elsewhere]
+    workers.sort(key=lambda worker: (worker["node"], worker["slot"]))
+    iteration, env_steps = recorder.iteration, recorder.env_steps
+    if not recorder.takes_part:
+        iteration, env_steps = max(iteration, job.iteration), max(env_steps, job.env_steps)
     return {
         "job": config.job.name,
-        "state": job_state(job, formed, node),
+        "state": _job_state(job, formed, node, elsewhere),
         "generation": None if formed is None else formed.generation,
         "world_size": None if formed is None else formed.world_size,
-        "iteration": recorder.iteration,
-        "env_steps": recorder.env_steps,
+        "iteration": iteration,
+        "env_steps": env_steps,
         "num_envs": None if formed is None else formed.num_envs(config.env.block),
         "metrics_url": metrics_url,
-        "workers": _workers(config, node, formed),
+        "workers": workers,
         "last_change": _last_change(recorder),
         "checkpoint": {
             "iteration": None if checkpoint is None else checkpoint.iteration,
@@ -73,6 +84,29 @@ def _workers(config: Config, node: NodeState, formed: Plan | None) -> list[dict[
                 "num_envs": None
                 if member is None or not slot.live
                 else len(member.blocks) * config.env.block,
+            }
+        )
+    return workers
+
+
+def _workers_elsewhere(
+    config: Config, others: Sequence[MemberRecord], formed: Plan | None
+) -> list[dict[str, Any]]:
+    workers = []
+    for member, slot in ((m, s) for m in others for s in m.slots):
+        gone = slot.state in ("stopped", "lost", "quarantined")
+        key = WorkerKey(member.node, slot.slot, slot.incarnation)
+        planned = None if formed is None or gone else formed.find(key)
+        workers.append(
+            {
+                "node": member.node,
+                "slot": slot.slot,
+                "pid": None,
+                "rank": None if planned is None else planned.rank,
+                "incarnation": slot.incarnation,
+                "state": slot.state,
+                "committed_iteration": None,
+                "num_envs": None if planned is None else len(planned.blocks) * config.env.block,
             }
         )
     return workers

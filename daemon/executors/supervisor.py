@@ -28,7 +28,6 @@ from rallypoint.daemon.core.events import (
     StopRequested,
     WorkerCommitted,
 )
-from rallypoint.daemon.core.records import JobRecord
 from rallypoint.daemon.errors import StoreError
 from rallypoint.daemon.executors import adoption, persist, policies, processes, status
 from rallypoint.daemon.executors.admin import AdminServer
@@ -133,6 +132,7 @@ class Supervisor:
             spawn=self._spawn,
         )
         self._stops_asked = 0
+        self._alone = config.membership.backend == "embedded"  # no other node can ever come
         self._forks = config.node.fork_server and worker_command is None
 
     # --- life -----------------------------------------------------------------------------------
@@ -173,16 +173,14 @@ class Supervisor:
     async def _join(self, adopted: tuple[processes.WorkerProcess, ...]) -> None:
         """Enter the store, as soon as it answers, and begin; with adopted workers, as the supervisor
         before would have left it."""
-        plans = self._state.state.plans if adopted else ()
-        formed = persist.formed_plan(self._state.state)
-        if plans and formed is not None:
-            self.recorder.adopt(formed, plans[-1], self._job, time.monotonic())
+        plans = persist.plans_to_go_on_from(self._state.state, alone=self._alone) if adopted else ()
+        if plans:
+            self.recorder.adopt(plans[0], plans[-1], self._job, time.monotonic())
             done = (self.recorder.iteration, self.recorder.env_steps)
             self._job = persist.with_progress(self._job, *done)
-        for earlier in plans[:-1]:
-            self._emit(PlanSeen(earlier))
-        await self._membership.join(self._job, plans[-1] if plans else None)
+        await self._membership.join(self._job, plans)
         self._job = self._membership.view.job or self._job
+        self._node = node.of_job(self._node, self._job.uid)
         if persist.is_finished(self._job, self.config):
             self._finish(0, f"the job has finished already; {_MORE}")
             return
@@ -194,6 +192,7 @@ class Supervisor:
         self._spawn(self._membership.tend(), "own keys")
         self._spawn(self._watch_for_hangs(), "hang watch")
         self._spawn(self._rotate_logs(), "log rotation")
+        self._spawn(self._stop_when_all_drain(), "last node")
         self._spawn(self._decide(), "decisions")
         _log.info(
             "supervisor_started",
@@ -215,9 +214,8 @@ class Supervisor:
             self._job = await self._membership.read_job() or self._job
         except StoreError as error:
             _log.warning("job_not_read", reason=f"{error}; the newest one seen is kept")
-        self._remember(
-            persist.with_progress(self._job, self.recorder.iteration, self.recorder.env_steps)
-        )
+        done = (self.recorder.iteration, self.recorder.env_steps)
+        self._remember(job=persist.with_progress(self._job, *done))
         await self._workers.control.close()
         await self._membership.leave()
         await self._admin.close(outcome.code, outcome.reason)
@@ -241,11 +239,13 @@ class Supervisor:
 
     async def _decide_node(self, event: NodeEvent, now: float) -> None:
         if isinstance(event, PlanSeen):
+            # Before any worker of this node can be in it: the next supervisor goes on from here.
+            self._remember(**persist.with_plan(self._state.state, event.plan))
             self.recorder.plan_seen(event.plan, now)
         elif isinstance(event, JobSeen):
             self._job = event.job
             self.recorder.marked(event.job.formed)
-            self._remember(event.job)  # before any worker knows the mark
+            self._remember(job=event.job)  # before any worker knows the mark
         elif isinstance(event, WorkerCommitted):
             self._emit(CollectivesEnded(event.generation))
         self._node, actions = node.decide(self._node, event, now)
@@ -269,6 +269,7 @@ class Supervisor:
             job=self._job,
             node=self._node,
             recorder=self.recorder,
+            others=self._membership.others(),
             metrics_url=self._http.url,
             now_unix_s=time.time(),
         )
@@ -284,8 +285,10 @@ class Supervisor:
     def request_drain(self, deadline_s: float | None) -> None:
         """Let this node leave the job; with embedded membership nobody else is left: the job stops."""
         _log.info("drain_requested", deadline_s=deadline_s)
-        if self.config.membership.backend != "embedded":
+        if not self._alone:
             self._emit(DrainRequested(deadline_s, "drain"))
+            if not self._membership.joined:
+                self._finish(0, "drained before the membership store had answered")
             return
         self._emit(StopRequested("drained: this is the only node of the job"))
         if deadline_s is not None:
@@ -305,8 +308,10 @@ class Supervisor:
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._stops_asked += 1
-        if self._stops_asked == 1:
+        if self._stops_asked == 1 and self._alone:
             self.request_stop(number.name)
+        elif self._stops_asked == 1:
+            self.request_drain(self.config.node.stop_grace_s)
         else:
             _log.warning("killed_at_once", reason=f"{number.name} while stopping")
             self._finish(0, f"{number.name} while stopping: workers were killed at once")
@@ -332,9 +337,9 @@ class Supervisor:
             reason=reason or f"member of generation {self._node.formed}",
         )
 
-    def _remember(self, job: JobRecord) -> None:
+    def _remember(self, **changes: Any) -> None:
         try:
-            self._state.update(durable=False, job=job)
+            self._state.update(durable=False, **changes)
         except OSError as error:
             _log.error("state_write_failed", path=str(self._state.path), reason=error.strerror)
 
@@ -367,6 +372,11 @@ class Supervisor:
         bound_s = timeouts.derive(self.config, self.config.node.workers).hang_s
         await HangWatch(bound_s, self._workers.readings, lambda: self._node, self._emit).run()
 
+    async def _stop_when_all_drain(self) -> None:
+        """Whoever drains waits for others to take its state; where everybody does, the job stops."""
+        await self._membership.until_all_drain()
+        self.request_stop("drained: no node is left that could take the job over")
+
     async def _rotate_logs(self) -> None:
         while True:
             await asyncio.sleep(_ROTATE_EVERY_S)
@@ -377,7 +387,7 @@ class Supervisor:
         return float("nan") if checkpoint is None else time.time() - checkpoint.at_unix_s
 
     def _why_not_ready(self) -> str:
-        state = status.job_state(self._job, self.recorder.formed_plan, self._node)
+        state = self.status()["state"]
         return "" if state == "running" else f"the job is {state}"
 
     def log_facts(self) -> dict[str, Any]:

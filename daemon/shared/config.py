@@ -25,7 +25,7 @@ class JobSection:
     min_workers: int = 1
     """Below this many workers the job holds."""
     max_workers: int | None = None
-    """Largest world size. None: the slots of this node."""
+    """Largest world size, of all nodes together. None: the slots of this node, which is the only one."""
     spares: int = 0
     """Warm workers that are kept out of the training, and let in at once when one is lost."""
 

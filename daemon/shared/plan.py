@@ -113,6 +113,10 @@ class Plan(msgspec.Struct, frozen=True):
         """The member with this key, or None."""
         return next((m for m in self.members if m.key == key), None)
 
+    def lists(self, node: str) -> bool:
+        """Whether a worker of this node is a member."""
+        return any(m.key.node == node for m in self.members)
+
     def address(self, key: WorkerKey) -> tuple[str, int] | None:
         """Host and port of a member, or of somebody left out; None for others."""
         listed = (*self.members, *self.left_out)

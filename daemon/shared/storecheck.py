@@ -23,6 +23,11 @@ def check(config: Config) -> None:
             "membership.backend = 'etcd' needs membership.endpoints, such as "
             '["10.0.0.1:2379", "10.0.0.2:2379", "10.0.0.3:2379"]'
         )
+    if config.job.max_workers is None:
+        raise ConfigError(
+            "membership.backend = 'etcd' needs job.max_workers, the most workers of all nodes together; "
+            "it is the same on every node"
+        )
     for endpoint in section.endpoints:
         if not _ENDPOINT.fullmatch(endpoint):
             raise ConfigError(

@@ -73,7 +73,7 @@ class EtcdCluster:
         endpoints = ", ".join(f'"{endpoint}"' for endpoint in self.endpoints)
         return (
             *("--set", "membership.backend=etcd", "--set", "membership.detect_s=2.0"),
-            *("--set", f"membership.endpoints=[{endpoints}]"),
+            *("--set", f"membership.endpoints=[{endpoints}]", "--set", "job.max_workers=4"),
         )
 
     def ctl(self, *arguments: str, at: int | None = None, check: bool = True) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 pytest.register_assert_rewrite("tests.faults.injectors")
 
+from tests.fakes.etcd_server import EtcdCluster, cluster
 from tests.faults.injectors.job import FaultJob
 
 
@@ -52,3 +53,10 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     jobs = Jobs(tmp_path_factory.mktemp("faults"))
     yield jobs
     jobs.close()
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    """One real etcd server for all jobs that only need a sound one: each has a name of its own."""
+    with cluster(tmp_path_factory.mktemp("etcd")) as servers:
+        yield servers

@@ -34,7 +34,7 @@ def test_what_a_worker_itself_reported_is_not_counted_again() -> None:
 
 
 def test_the_phases_of_a_forced_change() -> None:
-    clock = RecoveryClock()
+    clock = RecoveryClock("local")
     clock.published(plan(1, A, B), 0.0)
     clock.marked(1)
     clock.noticed(10.0, 10.5)
@@ -57,7 +57,7 @@ def test_the_phases_of_a_forced_change() -> None:
 
 
 def test_an_outage_over_several_plans_is_counted_from_its_beginning() -> None:
-    clock = RecoveryClock()
+    clock = RecoveryClock("local")
     clock.noticed(1.0, 1.0)
     clock.published(plan(2, A, B), 2.0)
     clock.noticed(5.0, 5.0)
@@ -70,7 +70,7 @@ def test_an_outage_over_several_plans_is_counted_from_its_beginning() -> None:
 
 
 def test_a_planned_change_counts_from_its_plan() -> None:
-    clock = RecoveryClock()
+    clock = RecoveryClock("local")
     clock.published(plan(1, A), 0.0)
     clock.marked(1)
     clock.published(plan(2, A, B, kind="planned", cause="join"), 50.0)
@@ -81,7 +81,7 @@ def test_a_planned_change_counts_from_its_plan() -> None:
 
 
 def test_a_loss_while_a_join_is_awaited_counts_from_the_loss() -> None:
-    clock = RecoveryClock()
+    clock = RecoveryClock("local")
     clock.published(plan(2, A, B, kind="planned", cause="join"), 1.0)
     clock.noticed(5.0, 5.0)
     clock.published(plan(3, A), 6.0)

@@ -40,7 +40,8 @@ def test_a_loss_heals_and_the_next_life_goes_on(etcd: EtcdCluster, tmp_path: Pat
         assert pids(after)[survivor] == pids(before)[survivor]
         healed = run.wait_for_training(2)
         assert run.end() == 0
-    assert etcd.written() == ["/rallypoint/default/generation", "/rallypoint/default/job"]
+    left = ("agreed", "generation", "job")
+    assert etcd.written() == [f"/rallypoint/default/{name}" for name in left]
     with supervised(tmp_path / "run", *etcd.settings) as run:
         resumed = start(run)
         assert resumed["generation"] > healed["generation"]
@@ -108,7 +109,7 @@ def test_another_job_of_the_same_name_is_refused(etcd: EtcdCluster, tmp_path: Pa
         assert run.end() == 0
     for directory, options, reason in (
         ("second", (), "holds another job 'default'"),
-        ("third", ("--set", "job.seed=7"), "other values in job.seed"),
+        ("third", ("--set", "job.seed=7"), "other values (job.seed: 1 -> 7;"),
     ):
         with supervised(tmp_path / directory, *etcd.settings, *options) as run:
             assert run.process.wait(20) != 0

@@ -245,7 +245,11 @@ def test_a_backup_of_envs_needs_somebody_who_takes_them_over() -> None:
     assert load(command_line=exact).config.checkpoint.env_rows
 
 
-ETCD = ("membership.backend=etcd", 'membership.endpoints=["10.0.0.1:2379", "[fd00::1]:2379"]')
+ETCD = (
+    "membership.backend=etcd",
+    'membership.endpoints=["10.0.0.1:2379", "[fd00::1]:2379"]',
+    "job.max_workers=8",
+)
 
 
 def test_an_etcd_cluster_needs_endpoints_and_pairs_of_files() -> None:
@@ -258,8 +262,9 @@ def test_an_etcd_cluster_needs_endpoints_and_pairs_of_files() -> None:
     ("assignments", "part"),
     [
         (("membership.backend=etcd",), "needs membership.endpoints"),
-        ((ETCD[0], 'membership.endpoints=["http://a:2379"]'), "must be host:port"),
-        ((ETCD[0], 'membership.endpoints=["fd00::1:2379"]'), "must be host:port"),
+        (ETCD[:2], "needs job.max_workers"),
+        ((*ETCD, 'membership.endpoints=["http://a:2379"]'), "must be host:port"),
+        ((*ETCD, 'membership.endpoints=["fd00::1:2379"]'), "must be host:port"),
         ((*ETCD, "membership.user=a"), "user and membership.password_file belong together"),
         ((*ETCD, "membership.key_file=a"), "cert_file and membership.key_file belong together"),
         ((*ETCD, "membership.cert_file=a", "membership.key_file=b"), "without membership.ca_file"),

@@ -1,0 +1,55 @@
+"""How a node enters a job of the membership store: the first one writes it, all others are admitted."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from rallypoint.daemon.core.records import JobRecord, MemberRecord
+from rallypoint.daemon.executors.leaderwrites import LeaderWrites
+from rallypoint.daemon.executors.membershipview import Keys, View, encode
+from rallypoint.daemon.executors.store import MembershipStore
+from rallypoint.daemon.shared.plan import Plan
+
+
+class Admit(Protocol):
+    """How a job of the store goes on with this node; raises where it cannot: `persist.admit`."""
+
+    def __call__(
+        self, stored: JobRecord, *, agreed: dict[str, Any], others: Sequence[MemberRecord]
+    ) -> JobRecord: ...
+
+
+@dataclass(frozen=True)
+class Entering:
+    """What a node brings along. ``agreed``: the values that all workers of the job share, as JSON."""
+
+    store: MembershipStore
+    keys: Keys
+    writes: LeaderWrites
+    agreed: bytes
+    admit: Admit
+
+    async def enter(self, job: JobRecord, plans: Sequence[Plan]) -> None:
+        """Write the job, and the last of ``plans``, if the store has none; then be admitted to it."""
+        keys = self.keys
+        puts, compare = {keys.job: encode(job), keys.agreed: self.agreed}, {keys.job: 0}
+        if plans:
+            puts[keys.generation], compare[keys.generation] = encode(plans[-1]), 0
+        await self.store.compare_and_swap(puts, compare)
+        while not await self._admitted():
+            pass  # somebody changed the job meanwhile
+
+    async def _admitted(self) -> bool:
+        listing = await self.store.list(self.keys.prefix)
+        items = {item.key: item for item in listing.items}
+        stored, agreed = items.get(self.keys.job), items.get(self.keys.agreed)
+        members = View.of(self.keys, listing).members
+        admit = functools.partial(
+            self.admit,
+            agreed={} if agreed is None else msgspec.json.decode(agreed.value, type=dict[str, Any]),
+            others=tuple(m for m in members.values() if m.node != self.keys.node),
+        )
+        return stored is not None and await self.writes.swap_job(stored, admit, {})

@@ -1,0 +1,140 @@
+"""Several nodes of one job on this machine: real supervisors, real workers, membership on a real etcd."""
+
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.fakes.etcd_server import EtcdCluster
+from tests.fakes.supervised import Status
+from tests.faults.injectors.job import WAIT_S, FaultJob
+
+CLI = ("-m", "rallypoint.daemon.cli", "run")
+OPTIONS = ("--workers", "1", "--set", "membership.orphan_grace_s=30.0")
+
+
+class Node(FaultJob):
+    """One life of a node. Its workers are asked for by ``pid`` and end with it in `lose`."""
+
+    name: str
+
+    @property
+    def mine(self) -> dict[str, Any]:
+        """The line of this node's only worker."""
+        worker: dict[str, Any]
+        (worker,) = (w for w in self.status()["workers"] if w["node"] == self.name)
+        return worker
+
+    @property
+    def pid(self) -> int:
+        """The process of this node's only worker."""
+        pid: int = self.mine["pid"]
+        return pid
+
+    def kill_worker(self) -> int:
+        """SIGKILL to the worker; its pid."""
+        pid = self.pid
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def kill_supervisor(self) -> None:
+        """SIGKILL to the supervisor alone."""
+        self.process.kill()
+        self.process.wait(WAIT_S)
+
+    def lose(self) -> None:
+        """The whole node is gone: SIGKILL to the supervisor, then to all that it started."""
+        self.kill_supervisor()
+        self.end_all()
+
+
+class Nodes:
+    """The nodes of one job, by name. Each has a directory of its own."""
+
+    def __init__(self, base: Path, etcd: EtcdCluster, *options: str) -> None:
+        self.base = base
+        self.job = f"job-{uuid.uuid4().hex[:8]}"
+        self.etcd = etcd
+        self._options = (*etcd.settings, "--job", self.job, *OPTIONS, *options)
+        self.running: dict[str, Node] = {}
+
+    def start(self, *names: str, options: tuple[str, ...] = ()) -> list[Node]:
+        """Start these nodes, or start them again."""
+        return [self._start(name, options) for name in names]
+
+    def _start(self, name: str, options: tuple[str, ...]) -> Node:
+        directory = self.base / name / "run"
+        named = ("--set", f"node.name={name}")
+        node = Node(directory, *self._options, *named, *options, command=CLI)
+        node.name = name
+        self.running[name] = node
+        return node
+
+    def __getitem__(self, name: str) -> Node:
+        return self.running[name]
+
+    def settle(self, *names: str, iterations: int = 3) -> dict[str, Status]:
+        """Wait until exactly these nodes train together, and each has committed some iterations more;
+        the status of each."""
+        count = len(names)
+        for name in names:
+            self._settle(name, count, iterations)
+        return {name: self[name].status() for name in names}
+
+    def _settle(self, name: str, count: int, iterations: int) -> None:
+        node = self[name]
+        reached = node.wait_for(lambda s: together(s, count), f"{count} nodes to train")
+        bound = reached["iteration"] + iterations
+        node.wait_for(
+            lambda s: together(s, count) and _committed(s, name) >= bound,
+            f"{name} to commit {iterations} iterations more",
+        )
+
+    def pids(self, *names: str) -> dict[str, int]:
+        """The processes of these nodes' workers."""
+        return {name: self[name].pid for name in names}
+
+    def end(self, *names: str) -> dict[str, int]:
+        """SIGTERM to these nodes at once; their exit codes."""
+        for name in names:
+            self[name].process.send_signal(signal.SIGTERM)
+        return {name: self[name].process.wait(WAIT_S) for name in names}
+
+    def exit_codes(self, *names: str) -> dict[str, int]:
+        """Wait until these nodes have ended by themselves."""
+        return {name: self[name].process.wait(WAIT_S) for name in names}
+
+    def left(self) -> list[int]:
+        """Processes of any node that are still there."""
+        return [pid for node in self.running.values() for pid in node.processes_left()]
+
+    def close(self) -> None:
+        for node in self.running.values():
+            node.end_all()
+
+
+@contextmanager
+def nodes(base: Path, etcd: EtcdCluster, *options: str) -> Iterator[Nodes]:
+    """A job without nodes yet; nothing of it is left at the end of the block."""
+    job = Nodes(base, etcd, *options)
+    try:
+        yield job
+    finally:
+        job.close()
+
+
+def together(status: Status, count: int) -> bool:
+    """This many workers, of any nodes, train in one generation, and nobody else is about to."""
+    states = [w["state"] for w in status["workers"] if w["rank"] is not None]
+    return (
+        status["state"] == "running"
+        and status["world_size"] == count
+        and states == ["training"] * count
+    )
+
+
+def _committed(status: Status, node: str) -> int:
+    return max(w["committed_iteration"] or 0 for w in status["workers"] if w["node"] == node)
