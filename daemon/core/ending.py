@@ -32,7 +32,7 @@ def stop(state: NodeState, reason: str, now: float) -> Decision:
 
 def agreed(state: NodeState, reason: str, iteration: int, now: float) -> Decision:
     """A worker left because all agreed that the job is finished or stopped: so will the others."""
-    before, shared = state.ending, not state.policy.alone
+    before, shared = state.ending, state.policy.end_wait_s > 0
     if before is not None and before.kind != "drain":
         awaits = before.awaits_job or (shared and before.kind == "stop")
         return replace(state, ending=replace(before, awaits_job=awaits)), ()
@@ -115,8 +115,12 @@ def leave_if_over(state: NodeState, now: float) -> Decision:
     if ending is None:
         return state, ()
     left = [slot for slot in state.slots if slot.live]
-    late = ending.deadline_s is not None and now >= ending.deadline_s
     waits = ending.awaits_job and (state.job is None or state.job.state == "running")
+    if waits and not left:
+        wait_until_s = now + state.policy.end_wait_s
+        ending = replace(ending, deadline_s=min(ending.deadline_s or wait_until_s, wait_until_s))
+        state = replace(state, ending=ending)
+    late = ending.deadline_s is not None and now >= ending.deadline_s
     if (left or waits) and not late:
         return state, ()
     actions: list[NodeAction] = [

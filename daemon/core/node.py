@@ -37,9 +37,10 @@ def initial(policy: NodePolicy) -> NodeState:
     return NodeState(policy, tuple(slots))
 
 
-def of_job(state: NodeState, uid: str) -> NodeState:
-    """This node once it has been taken into a job that others may have begun, before it starts."""
-    return replace(state, policy=replace(state.policy, job_uid=uid))
+def of_job(state: NodeState, uid: str, port: int) -> NodeState:
+    """This node once it has been taken into a job that others may have begun, before it starts; ``port``
+    is where they can ask whether it lives."""
+    return replace(state, policy=replace(state.policy, job_uid=uid, port=port))
 
 
 def decide(state: NodeState, event: NodeEvent, now: float) -> Decision:

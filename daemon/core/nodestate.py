@@ -107,7 +107,7 @@ class Ending:
     """The order to exit was given."""
     awaits_job: bool = False
     """It ends by agreement with other nodes: its record, which says so, stays until the leader has
-    written the end of the job, or the deadline is there."""
+    written the end of the job, or ``end_wait_s`` is over."""
 
 
 @dataclass(frozen=True)
@@ -205,5 +205,6 @@ class NodeState:
             config_hash=self.policy.config_hash,
             checkpoint=self.checkpoint,
             newest_generation=self.newest_generation,
+            port=self.policy.port,
             quarantined=self._quarantine(),
         )

@@ -35,8 +35,11 @@ class NodePolicy:
     """Hash of the values that all nodes of the job share."""
     newest_generation: int
     """Newest generation number that this node knew of before it started."""
-    alone: bool = True
-    """No other node can ever come (embedded membership)."""
+    end_wait_s: float = 0.0
+    """How long a node whose workers left by agreement waits for the leader to write the end of the job;
+    0: not at all, because there is no other node (embedded membership)."""
+    port: int = 0
+    """Port of this supervisor that others ask whether it lives; 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,6 +102,8 @@ class MemberRecord(msgspec.Struct, frozen=True):
     whichever of its workers, living or gone, said so."""
     newest_generation: int = 0
     """Newest generation number that this node has ever seen; the next one is above it."""
+    port: int = 0
+    """Port on ``advertise`` where connections are accepted while this supervisor lives; 0: none."""
     quarantined: str = ""
     """Why its workers are not let in for now; "" while they may be."""
 

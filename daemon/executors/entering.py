@@ -3,15 +3,19 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from rallypoint.daemon.core.records import JobRecord, MemberRecord
 from rallypoint.daemon.executors.leaderwrites import LeaderWrites
-from rallypoint.daemon.executors.membershipview import Keys, View, encode
+from rallypoint.daemon.executors.membershipview import Keys, View, decode, encode
+from rallypoint.daemon.executors.probe import ask
 from rallypoint.daemon.executors.store import MembershipStore
+from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.plan import Plan
+
+NAMESAKE_S: Final = 1.0
 
 
 class Admit(Protocol):
@@ -39,8 +43,22 @@ class Entering:
         if plans:
             puts[keys.generation], compare[keys.generation] = encode(plans[-1]), 0
         await self.store.compare_and_swap(puts, compare)
+        await self._refuse_namesake()
         while not await self._admitted():
             pass  # somebody changed the job meanwhile
+
+    async def _refuse_namesake(self) -> None:
+        """Raises `ConfigError` when another supervisor lives under our name; the record of our own
+        earlier life, which may still be there, has a port that is closed."""
+        item = await self.store.get(self.keys.member)
+        if item is None:
+            return
+        there = decode(item, MemberRecord)
+        if there.port and await ask((there.advertise, there.port), NAMESAKE_S) == "answering":
+            raise ConfigError(
+                f"another supervisor takes part in job {self.keys.job_name!r} under the name "
+                f"{there.node!r}, at {there.advertise}:{there.port}; give each node a node.name of its own"
+            )
 
     async def _admitted(self) -> bool:
         listing = await self.store.list(self.keys.prefix)

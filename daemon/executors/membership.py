@@ -37,6 +37,7 @@ from rallypoint.daemon.errors import (
 from rallypoint.daemon.executors.entering import Admit, Entering
 from rallypoint.daemon.executors.leaderwrites import LeaderWrites
 from rallypoint.daemon.executors.membershipview import Keys, View, decode, encode
+from rallypoint.daemon.executors.neighbours import Neighbours
 from rallypoint.daemon.executors.store import KeyValue, Lease, MembershipStore, Put, WatchEvent
 from rallypoint.daemon.shared.plan import Plan
 
@@ -59,12 +60,16 @@ class Membership:
         *,
         detect_s: float,
         newest_generation: int,
+        bind: str | None = None,
         emit: Callable[[NodeEvent | LeaderEvent], None],
         agreed: bytes = b"{}",
         admit: Admit = lambda stored, *, agreed, others: stored,
     ) -> None:
         self._keys = Keys(job_name, node)
         self.view = View(self._keys)
+        self.neighbours = Neighbours(
+            node, lambda: self.view, bind=bind, probe_s=min(0.2, detect_s / 10)
+        )
         self._store = store
         self._detect_s = detect_s
         self._newest_generation = newest_generation
@@ -77,10 +82,10 @@ class Membership:
         self._written = 0
         """Revision of the newest write of our record that was acknowledged."""
         self._stir = asyncio.Event()
-        self._changed = asyncio.Event()
-        """The view has changed."""
         self._lead = 0
         """Revision at which we became the leader; 0: we do not lead."""
+        self._leader_gone = 0
+        """Revision at which a leader was elected whose supervisor was seen to be gone."""
         self._listed = 0
         """Revision of the newest listing: changes up to it are known."""
         self._revision = 0
@@ -98,6 +103,7 @@ class Membership:
         """Take a lease, write the job (and the last of ``plans``, from which it goes on) if none is there
         yet, and try to lead. Waits for a store that does not answer. Of a job that is there already
         ``admit`` says how it goes on; what it raises is raised."""
+        await self.neighbours.open()
         done = False
         while not done:
             try:
@@ -140,30 +146,24 @@ class Membership:
             self._stir.clear()
             await self._until_done(self._tend_once)
 
+    async def doubt_leader(self) -> None:
+        """Somebody is lost: is it the leader? When its supervisor is gone, its key is taken over without
+        waiting for its lease. Should it live all the same, its writes are refused from then on."""
+        gone = 0 if self._lead else await self.neighbours.leader_gone()
+        if gone:
+            _log.warning("leader_gone", reason="a worker is lost, and the leader's port is closed")
+            self._leader_gone = gone
+            self._stir.set()
+
     async def leave(self) -> None:
         """Give up the lease: our keys go at once instead of after ``detect_s``."""
+        self.neighbours.close()
         if self._lease is not None:
             try:
                 await self._store.revoke(self._lease)
             except StoreError as error:
                 _log.warning("lease_not_revoked", reason=f"{error}; it runs out by itself")
         await self._store.close()
-
-    # --- the others -----------------------------------------------------------------------------
-
-    def others(self) -> tuple[MemberRecord, ...]:
-        """The records of all other nodes, as of the last change that was seen."""
-        return tuple(m for m in self.view.sorted_members() if m.node != self._keys.node)
-
-    async def until_all_drain(self) -> None:
-        """Return once every node of the job, this one among them, is on its way out."""
-        while not self._all_drain():
-            self._changed.clear()
-            await self._changed.wait()
-
-    def _all_drain(self) -> bool:
-        members = self.view.members
-        return self._keys.node in members and all(m.draining for m in members.values())
 
     # --- writes ---------------------------------------------------------------------------------
 
@@ -229,7 +229,7 @@ class Membership:
             listing = await self._store.list(self._keys.prefix)
         before, self.view = self.view, View.of(self._keys, listing)
         self._listed = self._revision = listing.revision
-        self._changed.set()
+        self.neighbours.changed()
         view = self.view
         if self._lead_is(elected):
             self._lead = elected
@@ -264,7 +264,7 @@ class Membership:
             if item is None:
                 return  # our lease ended (a long pause), but we are still here
         self.view.see(key, item)
-        self._changed.set()
+        self.neighbours.changed()
         if key == self._keys.leader:
             if not self._lead_is(self._lead):
                 self._depose()
@@ -315,10 +315,12 @@ class Membership:
     async def _campaign(self, lease: Lease) -> None:
         """Become the leader if nobody is, also when an earlier try did so and its answer got lost."""
         key, leader = self._keys.leader, self.view.leader
-        if self._lead or (leader is not None and leader.lease_id != lease.id):
+        gone = leader is not None and leader.mod_revision == self._leader_gone
+        if self._lead or (leader is not None and leader.lease_id != lease.id and not gone):
             return
+        compare = {key: leader.mod_revision if leader is not None and gone else 0}
         swapped = await self._store.compare_and_swap(
-            {key: self._keys.node.encode()}, {key: 0}, lease
+            {key: self._keys.node.encode()}, compare, lease
         )
         now = swapped.current[key]
         if now is not None and now.lease_id == lease.id:

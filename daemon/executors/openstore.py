@@ -29,6 +29,7 @@ def open_membership(
         config.node.name,
         detect_s=config.membership.detect_s,
         newest_generation=state.generation,
+        bind=None if config.membership.backend == "embedded" else config.node.bind,
         agreed=msgspec.json.encode(state.agreed),
         admit=functools.partial(
             persist.admit, state, config=config, versions=versions, fresh=fresh

@@ -24,6 +24,10 @@ from rallypoint.daemon.shared.plan import Plan
 from rallypoint.daemon.shared.rundir import RunDir
 
 SCHEMA: Final = 1
+FINISHED: Final = (
+    "the job has finished already; raise job.iterations or job.env_steps to train on, or give another "
+    "--dir"
+)
 _GENERATION: Final = re.compile(rb'"generation"\s*:\s*(\d+)')
 
 

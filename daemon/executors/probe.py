@@ -1,4 +1,4 @@
-"""Asking a worker's own port whether its process lives.
+"""Asking the own port of a worker, or of a supervisor, whether its process lives.
 
 Refused while the host answers means gone; an accepted connection means that the process (or at
 least its kernel socket) is there; nothing at all within the bound means silent.
@@ -20,7 +20,7 @@ async def probe(
 ) -> ProbeAnswered:
     """Probe all targets at once, within ``bound_s`` seconds. ``None`` for an address marks a
     worker of this node that the process table knows to be gone."""
-    answers = await asyncio.gather(*(_ask(address, bound_s) for address in targets.values()))
+    answers = await asyncio.gather(*(ask(address, bound_s) for address in targets.values()))
     by_answer: dict[Answer, list[WorkerKey]] = {"answering": [], "gone": [], "silent": []}
     for key, answer in zip(targets, answers, strict=True):
         by_answer[answer].append(key)
@@ -32,7 +32,8 @@ async def probe(
     )
 
 
-async def _ask(address: tuple[str, int] | None, bound_s: float) -> Answer:
+async def ask(address: tuple[str, int] | None, bound_s: float) -> Answer:
+    """Whether somebody listens at an address; None is one that is known to be gone."""
     if address is None:
         return "gone"
     try:

@@ -26,6 +26,7 @@ from rallypoint.daemon.core.events import (
     PlanSeen,
     QuarantineCleared,
     StopRequested,
+    WorkerBroke,
     WorkerCommitted,
 )
 from rallypoint.daemon.errors import StoreError
@@ -50,8 +51,6 @@ from rallypoint.daemon.shared.plan import WorkerKey
 from rallypoint.daemon.shared.rundir import RunDir
 
 _ROTATE_EVERY_S: Final = 5.0
-
-_MORE: Final = "raise job.iterations or job.env_steps to train on, or give another --dir"
 
 _log = structlog.get_logger(__name__)
 
@@ -132,7 +131,6 @@ class Supervisor:
             spawn=self._spawn,
         )
         self._stops_asked = 0
-        self._alone = config.membership.backend == "embedded"  # no other node can ever come
         self._forks = config.node.fork_server and worker_command is None
 
     # --- life -----------------------------------------------------------------------------------
@@ -147,7 +145,7 @@ class Supervisor:
         outcome = Outcome(1, "the supervisor failed")
         try:
             if persist.is_finished(self._job, self.config):
-                self._finish(0, f"the job has finished already; {_MORE}")
+                self._finish(0, persist.FINISHED)
             else:
                 await self._start()
             outcome = await self._finished
@@ -173,16 +171,17 @@ class Supervisor:
     async def _join(self, adopted: tuple[processes.WorkerProcess, ...]) -> None:
         """Enter the store, as soon as it answers, and begin; with adopted workers, as the supervisor
         before would have left it."""
-        plans = persist.plans_to_go_on_from(self._state.state, alone=self._alone) if adopted else ()
+        alone = self.config.membership.backend == "embedded"
+        plans = persist.plans_to_go_on_from(self._state.state, alone=alone) if adopted else ()
         if plans:
             self.recorder.adopt(plans[0], plans[-1], self._job, time.monotonic())
             done = (self.recorder.iteration, self.recorder.env_steps)
             self._job = persist.with_progress(self._job, *done)
         await self._membership.join(self._job, plans)
         self._job = self._membership.view.job or self._job
-        self._node = node.of_job(self._node, self._job.uid)
+        self._node = node.of_job(self._node, self._job.uid, self._membership.neighbours.port)
         if persist.is_finished(self._job, self.config):
-            self._finish(0, f"the job has finished already; {_MORE}")
+            self._finish(0, persist.FINISHED)
             return
         self._workers.adopt(adopted)
         self._emit(NodeStarted(tuple(AdoptedWorker(p.key, p.pid) for p in adopted)))
@@ -246,6 +245,8 @@ class Supervisor:
             self._job = event.job
             self.recorder.marked(event.job.formed)
             self._remember(job=event.job)  # before any worker knows the mark
+        elif isinstance(event, WorkerBroke):
+            self._spawn(self._membership.doubt_leader(), "leader probe")
         elif isinstance(event, WorkerCommitted):
             self._emit(CollectivesEnded(event.generation))
         self._node, actions = node.decide(self._node, event, now)
@@ -269,7 +270,7 @@ class Supervisor:
             job=self._job,
             node=self._node,
             recorder=self.recorder,
-            others=self._membership.others(),
+            others=self._membership.neighbours.records(),
             metrics_url=self._http.url,
             now_unix_s=time.time(),
         )
@@ -283,14 +284,12 @@ class Supervisor:
             self._finish(0, f"{reason}: stopped before the membership store had answered")
 
     def request_drain(self, deadline_s: float | None) -> None:
-        """Let this node leave the job; with embedded membership nobody else is left: the job stops."""
+        """Let this node leave the job; where there is no other node, the job stops."""
         _log.info("drain_requested", deadline_s=deadline_s)
-        if not self._alone:
+        if self._membership.neighbours.records():
             self._emit(DrainRequested(deadline_s, "drain"))
-            if not self._membership.joined:
-                self._finish(0, "drained before the membership store had answered")
             return
-        self._emit(StopRequested("drained: this is the only node of the job"))
+        self.request_stop("drained: this is the only node of the job")
         if deadline_s is not None:
             reason = f"drained by force: not over after {deadline_s:g} s"
             asyncio.get_running_loop().call_later(deadline_s, self._finish, 0, reason)
@@ -308,13 +307,13 @@ class Supervisor:
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._stops_asked += 1
-        if self._stops_asked == 1 and self._alone:
-            self.request_stop(number.name)
-        elif self._stops_asked == 1:
-            self.request_drain(self.config.node.stop_grace_s)
-        else:
+        if self._stops_asked > 1:
             _log.warning("killed_at_once", reason=f"{number.name} while stopping")
             self._finish(0, f"{number.name} while stopping: workers were killed at once")
+        elif self._membership.neighbours.records():
+            self.request_drain(self.config.node.stop_grace_s)
+        else:
+            self.request_stop(number.name)
 
     def _welcome(self, key: WorkerKey) -> messages.Welcome:
         formed, plan = permission.welcome(self._node, key, time.monotonic())
@@ -374,7 +373,7 @@ class Supervisor:
 
     async def _stop_when_all_drain(self) -> None:
         """Whoever drains waits for others to take its state; where everybody does, the job stops."""
-        await self._membership.until_all_drain()
+        await self._membership.neighbours.until_all_drain()
         self.request_stop("drained: no node is left that could take the job over")
 
     async def _rotate_logs(self) -> None:

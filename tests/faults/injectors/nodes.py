@@ -1,7 +1,11 @@
 """Several nodes of one job on this machine: real supervisors, real workers, membership on a real etcd."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +14,7 @@ from typing import Any
 
 from tests.fakes.etcd_server import EtcdCluster
 from tests.fakes.supervised import Status
-from tests.faults.injectors.job import WAIT_S, FaultJob
+from tests.faults.injectors.job import POLL_S, WAIT_S, FaultJob
 
 CLI = ("-m", "rallypoint.daemon.cli", "run")
 OPTIONS = ("--workers", "1", "--set", "membership.orphan_grace_s=30.0")
@@ -49,6 +53,27 @@ class Node(FaultJob):
         """The whole node is gone: SIGKILL to the supervisor, then to all that it started."""
         self.kill_supervisor()
         self.end_all()
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        """Log lines of this name; what the command itself says at its end is no JSON."""
+        lines = (x for x in self.log_path.read_text().splitlines() if x.startswith("{"))
+        return [line for x in lines if (line := json.loads(x))["event"] == event]
+
+    def output(self) -> str:
+        """All that it wrote to standard error."""
+        return self.log_path.read_text()
+
+    def command(self, *arguments: str) -> str:
+        """Output of a subcommand about this node."""
+        command = [sys.executable, *CLI[:-1], *arguments, "--dir", str(self.rundir.path)]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=WAIT_S, check=True
+        ).stdout
+
+    def checkpoints(self) -> list[int]:
+        """Iterations of the committed checkpoints in its own directory."""
+        found = (self.rundir.path / "checkpoints").glob("*/manifest.json")
+        return sorted(json.loads(path.read_text())["iteration"] for path in found)
 
 
 class Nodes:
@@ -106,6 +131,52 @@ class Nodes:
     def exit_codes(self, *names: str) -> dict[str, int]:
         """Wait until these nodes have ended by themselves."""
         return {name: self[name].process.wait(WAIT_S) for name in names}
+
+    # --- what the store, the journals and the checkpoints say ----------------------------------------
+
+    def leader(self) -> str:
+        """The node that leads."""
+        return self._value("leader")
+
+    def follower(self) -> str:
+        """A node that runs and does not lead, and whose worker is not rank 0."""
+        leader = self.leader()
+        status = self.running[leader].status()
+        ranks = {w["node"]: w["rank"] for w in status["workers"]}
+        found: str = max((n for n in ranks if n != leader), key=lambda n: ranks[n])
+        return found
+
+    def by_rank(self, name: str) -> list[str]:
+        """The nodes that train, by the rank of their worker, as this one shows it."""
+        workers = [w for w in self[name].status()["workers"] if w["rank"] is not None]
+        return [w["node"] for w in sorted(workers, key=lambda w: w["rank"])]
+
+    def record(self) -> dict[str, Any]:
+        """The job's record."""
+        record: dict[str, Any] = json.loads(self._value("job"))
+        return record
+
+    def wait_until_expired(self, *names: str) -> None:
+        """Until the leases of these nodes are over, and their keys gone."""
+        keys = {f"/rallypoint/{self.job}/members/{name}" for name in names}
+        deadline_s = time.monotonic() + WAIT_S
+        while keys & set(self.etcd.written(f"/rallypoint/{self.job}/")):
+            assert time.monotonic() < deadline_s, f"{keys} are still there"
+            time.sleep(POLL_S)
+
+    def last_iteration(self, name: str) -> int:
+        """The newest iteration in the journal of a node."""
+        iterations = [x for x in self[name].journal() if x["event"] == "iteration"]
+        newest: int = iterations[-1]["iteration"]
+        return newest
+
+    def newest_checkpoint(self) -> int:
+        """The iteration of the newest committed checkpoint on any node."""
+        return max(i for node in self.running.values() for i in node.checkpoints())
+
+    def _value(self, key: str) -> str:
+        path = f"/rallypoint/{self.job}/{key}"
+        return self.etcd.ctl("get", "--print-value-only", path).strip()
 
     def left(self) -> list[int]:
         """Processes of any node that are still there."""

@@ -1,0 +1,182 @@
+"""How a job of several nodes ends, holds, and keeps spares."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.etcd_server import EtcdCluster
+from tests.faults.injectors.nodes import nodes, together
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
+
+NAMES = ("a", "b", "c")
+
+
+def test_all_nodes_finish_at_one_iteration_and_once(tmp_path: Path, etcd: EtcdCluster) -> None:
+    with nodes(tmp_path, etcd, "--iterations", "30") as job:
+        job.start(*NAMES)
+        assert job.exit_codes(*NAMES) == dict.fromkeys(NAMES, 0)
+        assert job.left() == []
+        assert {job.last_iteration(name) for name in NAMES} == {30}
+        assert job.newest_checkpoint() == 30
+        record = job.record()
+        assert (record["state"], record["iteration"]) == ("finished", 30)
+        ends = [line for n in NAMES for line in job[n].logged("job_state")]
+        assert [line["state"] for line in ends] == ["finished"]
+        (again,) = job.start("b")
+        assert again.process.wait(60) == 0, "a finished job is not begun again"
+        assert not again.logged("worker_started")[1:]
+
+
+def test_a_program_error_ends_the_job_everywhere_with_one_traceback(
+    tmp_path: Path, etcd: EtcdCluster
+) -> None:
+    with nodes(tmp_path, etcd) as job:
+        for node in job.start(*NAMES):
+            node.arming.arm("rollout@30=raise")
+        assert job.exit_codes(*NAMES) == dict.fromkeys(NAMES, 1)
+        assert [len(job[name].arming.fired()) for name in NAMES] == [1, 1, 1]
+        assert job.left() == []
+        record = job.record()
+        assert record["state"] == "failed"
+        assert record["reason"].count("Traceback") == 1
+        assert "in every worker that ran it (a/0, b/0, c/0)" in record["reason"]
+        for name in NAMES:
+            (ended,) = job[name].logged("supervisor_ended")
+            assert ended["reason"] == record["reason"]
+
+
+def test_below_min_workers_the_job_holds_and_goes_on_when_enough_are_there(
+    tmp_path: Path, etcd: EtcdCluster
+) -> None:
+    with nodes(tmp_path, etcd, "--set", "job.min_workers=3") as job:
+        job.start("a", "b")
+        job["a"].wait_logged("start_waits")
+        job.start("c")
+        job.settle(*NAMES)
+        pids = job.pids("a", "b")
+        victim = "c"
+        job[victim].lose()
+        held = job["a"].wait_for(lambda s: s["state"] == "holding", "the job to hold")
+        job["b"].wait_for(lambda s: s["state"] == "holding", "the job to hold")
+        assert held["world_size"] == 2
+        job.start(victim)
+        job.settle(*NAMES)
+        assert job.pids("a", "b") == pids
+
+
+def test_a_spare_is_warm_and_enters_at_once_after_a_loss(tmp_path: Path, etcd: EtcdCluster) -> None:
+    with nodes(tmp_path, etcd, "--set", "job.spares=1") as job:
+        job.start(*NAMES)
+        before = job["a"].wait_for(
+            lambda s: together(s, 2) and "ready" in [w["state"] for w in s["workers"]], "a spare"
+        )
+        spare = next(w["node"] for w in before["workers"] if w["rank"] is None)
+        first, second = (w["node"] for w in before["workers"] if w["rank"] is not None)
+        pids = job.pids(first, spare)
+        victim = job[second].mine["incarnation"]
+        job[second].lose()
+        job.settle(first, spare)
+        assert job.pids(first, spare) == pids
+        assert victim == 1
+
+
+def test_after_a_total_loss_only_the_holder_of_the_newest_checkpoint_is_the_source(
+    tmp_path: Path, etcd: EtcdCluster
+) -> None:
+    with nodes(tmp_path, etcd, "--set", "checkpoint.every_iterations=5") as job:
+        job.start("a", "b")
+        job.settle("a", "b", iterations=12)
+        holder, other = job.by_rank("a")
+        for name in ("a", "b"):
+            job[name].lose()
+        kept = job.newest_checkpoint()
+        assert kept >= 10
+        assert job[other].checkpoints() == []
+        job.wait_until_expired("a", "b")
+        job.start(other)
+        waits = job[other].wait_logged("start_waits")
+        assert "not starting from scratch: start the node that holds it" in waits["reason"]
+        assert job[other].status()["state"] == "starting"
+        job.start(holder)
+        job.settle(holder, other)
+        restored = job[holder].wait_logged("checkpoint_restored")
+        assert restored["iteration"] == kept
+        formed = job[other].wait_logged("generation_formed")
+        assert formed["source"].startswith(f"{holder}/")
+        assert formed["iteration"] == kept
+
+
+def test_a_node_that_differs_is_refused_in_words_and_disturbs_nobody(
+    tmp_path: Path, etcd: EtcdCluster
+) -> None:
+    with nodes(tmp_path, etcd) as job, nodes(tmp_path / "other", etcd) as other:
+        other.start("x")
+        other.settle("x")
+        other["x"].lose()
+        job.start("a")
+        before = job.settle("a")["a"]
+        refused = job.start("b", options=("--set", "job.seed=7"))[0]
+        assert refused.process.wait(60) == 2
+        assert "other values (job.seed: 1 -> 7; hash" in refused.output()
+        stranger = other.start("x", options=("--job", job.job))[0]
+        assert stranger.process.wait(60) == 2
+        assert f"holds job '{other.job}', not job.name" in stranger.output()
+        state = other.base / "x" / "run" / "state.json"
+        state.write_text(state.read_text().replace(other.job, job.job))
+        stranger = other.start("x", options=("--job", job.job))[0]
+        assert stranger.process.wait(60) == 2
+        assert f"holds another job '{job.job}' (uid {job.record()['uid']})" in stranger.output()
+        after = job.settle("a")["a"]
+        assert after["generation"] == before["generation"]
+
+
+def test_a_quarantined_slot_is_seen_on_every_node_and_cleared_by_the_operator(
+    tmp_path: Path, etcd: EtcdCluster
+) -> None:
+    with nodes(tmp_path, etcd, "--set", "membership.quarantine_after=1") as job:
+        job.start("a")
+        job.settle("a")
+        pids = job.pids("a")
+        (node,) = job.start("b")
+        node.arming.arm("warm_up=kill")
+        (fired,) = node.wait_fired()
+        assert fired.entry == "warm_up=kill"
+        for name in ("a", "b"):
+            job[name].wait_for(
+                lambda s: [w["state"] for w in s["workers"]] == ["training", "quarantined"],
+                "the quarantine",
+            )
+        assert json.loads(node.command("quarantine", "list", "--json"))[0]["node"] == "b"
+        node.command("quarantine", "clear")
+        job.settle("a", "b")
+        assert job.pids("a") == pids
+
+
+def test_past_the_lease_nothing_commits_and_nothing_forms_but_training_goes_on(
+    tmp_path: Path,
+) -> None:
+    from tests.fakes.etcd_server import cluster
+
+    with (
+        cluster(tmp_path / "etcd") as servers,
+        nodes(tmp_path, servers, "--set", "checkpoint.every_iterations=5") as job,
+    ):
+        job.start("a", "b")
+        before = job.settle("a", "b")
+        first, second = job.by_rank("a")
+        pids = job.pids(first)
+        servers.freeze(0)
+        refused = job[first].wait_logged("commit_question", allowed=False)
+        assert refused["reason"] == "this supervisor is past the deadline of its lease"
+        trained = job[first].status()
+        job[first].wait_for(lambda s: s["iteration"] > trained["iteration"] + 5, "training")
+        killed = job[second].kill_worker()
+        job[second].wait_logged("worker_exited", pid=killed)
+        job[first].wait_logged("collective_broken")
+        assert job[first].status()["generation"] == before[first]["generation"]
+        servers.thaw(0)
+        job.settle("a", "b")
+        assert job.pids(first) == pids
+        job[first].wait_logged("store_back")
