@@ -38,10 +38,15 @@ RECORDED: Final = ("job", "env", "ppo", "sampler", "aux", "distill")
 _SECRET: Final[frozenset[str]] = frozenset()
 """Keys whose value is never shown; none exist yet."""
 
+_ABOVE_ZERO: Final = frozenset(
+    {"ppo.max_grad_norm", "ppo.normaliser_clip", "ppo.desired_kl", "ppo.init_std"}
+)
+
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 _BOUNDS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
     {
+        "job.seed": (0, 2**56 - 1),
         "job.iterations": (0, math.inf),
         "job.env_steps": (0, math.inf),
         "node.workers": (1, 1024),
@@ -61,6 +66,9 @@ _BOUNDS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
         "ppo.gamma": (0, 1),
         "ppo.lam": (0, 1),
         "ppo.advantage_ddof": (0, 1),
+        "ppo.clip": (0, math.inf),
+        "ppo.learning_rate": (0, math.inf),
+        "ppo.value_coef": (0, math.inf),
         "ppo.normaliser_prior": (0, 1),
         "sampler.uniform": (0, 1),
         "sampler.cap_ratio": (1, math.inf),
@@ -335,8 +343,9 @@ def _check_value(path: str, value: Any, given: Given | None) -> None:
         raise ConfigError(
             f"{path} = {value}{origin}: both must be above 0, and the second not below the first"
         )
-    if path in ("ppo.max_grad_norm", "ppo.normaliser_clip") and value is not None and value <= 0:
-        raise ConfigError(f"{path} = {value}{origin}: must be above 0; none switches it off")
+    if path in _ABOVE_ZERO and value is not None and value <= 0:
+        off = "" if path == "ppo.init_std" else "; none switches it off"
+        raise ConfigError(f"{path} = {value}{origin}: must be above 0{off}")
     if (
         path in ("ppo.hidden", "ppo.critic_hidden")
         and value is not None

@@ -158,6 +158,7 @@ class HashMismatch(_Message, frozen=True, kw_only=True):
     key: WorkerKey
     generation: int
     iteration: int
+    """The newest committed one, to which they roll back."""
     hashes: tuple[str, ...]
 
 

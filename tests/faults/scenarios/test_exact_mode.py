@@ -105,15 +105,16 @@ def test_without_the_backup_the_bits_depend_on_what_was_lost(
 
 
 @CASES
+@pytest.mark.parametrize("resumed", [1, 2])
 def test_numeric_29_a_resume_with_env_rows_goes_on_with_the_same_bits(
-    tmp_path: Path, constant: Constant, case: Case
+    tmp_path: Path, constant: Constant, case: Case, resumed: int
 ) -> None:
-    """Stopped after some iterations, then resumed with another number of workers."""
+    """Two workers, stopped after some iterations, then as many or another number."""
     settings = (*case.settings, "checkpoint.env_rows=true")
     half = case.iterations // 2
     first = run(tmp_path / "run", 2, half, settings)
     assert first.hashes == constant(case).hashes[:half]
-    whole = run(tmp_path / "run", 1, case.iterations, settings)
+    whole = run(tmp_path / "run", resumed, case.iterations, settings)
     assert_same_bits(whole, constant(case), case.iterations)
 
 

@@ -213,6 +213,7 @@ def test_numeric_17_a_flipped_bit_is_found_and_the_iteration_redone(
         supervisor.wait(lambda: bool(supervisor.of(messages.HashMismatch)), what="the mismatch")
         mismatch = supervisor.of(messages.HashMismatch)[0]
         assert len(set(mismatch.hashes)) == 2
+        assert mismatch.iteration == 5, "iteration 6, in which it happened, was not committed"
         supervisor.wait(lambda: bool(supervisor.of(messages.Broken)), what="the iteration to end")
         supervisor.publish(keys, survivors=keys)
         supervisor.wait_committed(10, *keys)
