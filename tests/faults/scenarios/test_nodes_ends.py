@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.etcd_server import EtcdCluster
+from tests.fakes.etcd_server import EtcdCluster, cluster
 from tests.faults.injectors.nodes import nodes, together
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
+WAITS = "not starting from scratch: start the node that holds it"
 NAMES = ("a", "b", "c")
 
 
@@ -52,7 +53,10 @@ def test_below_min_workers_the_job_holds_and_goes_on_when_enough_are_there(
 ) -> None:
     with nodes(tmp_path, etcd, "--set", "job.min_workers=3") as job:
         job.start("a", "b")
-        job["a"].wait_logged("start_waits")
+        early = job["a"].wait_for(
+            lambda s: [w["state"] for w in s["workers"]] == ["ready", "ready"], "two to be ready"
+        )
+        assert (early["state"], early["generation"]) == ("starting", None)
         job.start("c")
         job.settle(*NAMES)
         pids = job.pids("a", "b")
@@ -96,9 +100,11 @@ def test_after_a_total_loss_only_the_holder_of_the_newest_checkpoint_is_the_sour
         assert job[other].checkpoints() == []
         job.wait_until_expired("a", "b")
         job.start(other)
-        waits = job[other].wait_logged("start_waits")
-        assert "not starting from scratch: start the node that holds it" in waits["reason"]
-        assert job[other].status()["state"] == "starting"
+        job[other].wait_until(
+            lambda: [x for x in job[other].logged("start_waits") if WAITS in x["reason"]],
+            lambda: "the holder to be waited for",
+        )
+        assert job[other].status()["state"] == "holding"
         job.start(holder)
         job.settle(holder, other)
         restored = job[holder].wait_logged("checkpoint_restored")
@@ -157,8 +163,6 @@ def test_a_quarantined_slot_is_seen_on_every_node_and_cleared_by_the_operator(
 def test_past_the_lease_nothing_commits_and_nothing_forms_but_training_goes_on(
     tmp_path: Path,
 ) -> None:
-    from tests.fakes.etcd_server import cluster
-
     with (
         cluster(tmp_path / "etcd") as servers,
         nodes(tmp_path, servers, "--set", "checkpoint.every_iterations=5") as job,
