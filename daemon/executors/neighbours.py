@@ -6,6 +6,7 @@ from collections.abc import Callable
 from rallypoint.daemon.core.records import MemberRecord
 from rallypoint.daemon.executors.membershipview import View
 from rallypoint.daemon.executors.probe import ask
+from rallypoint.daemon.shared.errors import ConfigError
 
 
 class Neighbours:
@@ -25,10 +26,16 @@ class Neighbours:
         """The port; 0 while none is open."""
 
     async def open(self) -> None:
-        """Listen on a free port. Raises OSError when that cannot be."""
+        """Listen on a free port. Raises `ConfigError` when that cannot be."""
         if self._bind is None or self._server is not None:
             return
-        self._server = await asyncio.start_server(lambda _, w: w.close(), self._bind, 0)
+        try:
+            self._server = await asyncio.start_server(lambda _, w: w.close(), self._bind, 0)
+        except OSError as error:
+            raise ConfigError(
+                f"node.bind = {self._bind!r}: cannot listen there: {error.strerror}; give an address of "
+                "this node"
+            ) from error
         self.port = self._server.sockets[0].getsockname()[1]
 
     def close(self) -> None:

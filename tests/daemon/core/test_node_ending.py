@@ -1,5 +1,7 @@
 """How a node ends: stop, finish, drain, failed job; always bounded, always with the promised code."""
 
+from dataclasses import replace
+
 import pytest
 
 from rallypoint.daemon.core import actions as act
@@ -104,6 +106,23 @@ def test_4_6_leaving_by_agreement_is_no_loss_and_ends_the_node(reason: str) -> N
     node.feed(ev.WorkerLeft(key(2), 0, "drained")).exit(2, signal=None)
     assert _exit_of(node).code == 0
     assert "iteration 50" in _exit_of(node).reason
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["written", "store away"])
+def test_4_6_with_other_nodes_the_record_stays_until_the_end_is_written(written: bool) -> None:
+    node = NodeScript(1)
+    node.state = replace(node.state, policy=replace(node.state.policy, end_wait_s=5.0))
+    node.make_train(generation=1)
+    node.feed(ev.WorkerLeft(key(0), 50, "finished")).exit(0, signal=None)
+    assert node.all_of(act.ExitSupervisor) == []
+    assert [order.record.slots[0].left for order in node.all_of(act.WriteMember)] == ["finished"]
+    if written:
+        node.feed(ev.JobSeen(job(formed=1, state="finished", reason="agreed")))
+    else:
+        begun = node.now
+        node.wait()
+        assert node.now == begun + 5.0
+    assert _exit_of(node).code == 0
 
 
 def test_a_failed_job_ends_the_node_with_1_and_the_reason() -> None:

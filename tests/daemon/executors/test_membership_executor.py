@@ -4,12 +4,17 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
+import pytest
+
 from rallypoint.daemon.core import events
 from rallypoint.daemon.core.records import JobRecord, MemberRecord, SlotRecord
 from rallypoint.daemon.executors.embedded import EmbeddedStore
 from rallypoint.daemon.executors.membership import Membership
+from rallypoint.daemon.shared.errors import ConfigError
 from tests.fakes.facts import A, B, plan
 
+LOOPBACK = "127.0.0.1"
 JOB = JobRecord(uid="u", config_hash="h", versions={})
 
 
@@ -29,12 +34,12 @@ class Clock:
 class Node:
     """One node with its store, and the events that it was told."""
 
-    def __init__(self, store: EmbeddedStore, name: str = "local") -> None:
+    def __init__(self, store: EmbeddedStore, name: str = "local", bind: str | None = None) -> None:
         self.events: list[Any] = []
         self._arrived = asyncio.Event()
         self.tasks: list[asyncio.Task[None]] = []
         self.membership = Membership(
-            store, "default", name, detect_s=5.0, newest_generation=3, emit=self._take
+            store, "default", name, detect_s=5.0, newest_generation=3, bind=bind, emit=self._take
         )
 
     def _take(self, event: object) -> None:
@@ -68,8 +73,8 @@ def on_store(use: Callable[[EmbeddedStore, Clock], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-async def joined(store: EmbeddedStore, name: str = "local") -> Node:
-    node = Node(store, name)
+async def joined(store: EmbeddedStore, name: str = "local", bind: str | None = None) -> Node:
+    node = Node(store, name, bind)
     await node.membership.join(JOB)
     for work in (node.membership.follow(), node.membership.tend()):
         node.tasks.append(asyncio.create_task(work))
@@ -149,6 +154,51 @@ def test_a_second_node_follows_and_leads_when_the_first_has_gone() -> None:
         elected = await second.wait_for(events.LeaderElected)
         assert elected.members == (record("other"),)
         assert elected.plan == plan(4, A)
+
+    on_store(use)
+
+
+async def _two_with_ports(store: EmbeddedStore) -> tuple[Node, Node]:
+    """A leader and a follower, each with its port open and in its record."""
+    first = await joined(store, "local", LOOPBACK)
+    await first.wait_for(events.LeaderElected)
+    for name in ("local", "other"):
+        node = first if name == "local" else await joined(store, name, LOOPBACK)
+        port = node.membership.neighbours.port
+        node.membership.set_member(msgspec.structs.replace(record(name), port=port))
+        await first.wait_for(events.MembersChanged)
+    return first, node
+
+
+def test_a_leader_whose_port_is_closed_is_followed_without_waiting_for_its_lease() -> None:
+    async def use(store: EmbeddedStore, clock: Clock) -> None:
+        first, second = await _two_with_ports(store)
+        await second.membership.doubt_leader()
+        assert not [e for e in second.events if isinstance(e, events.LeaderElected)], "it lives"
+        first.membership.neighbours.close()
+        await second.membership.doubt_leader()
+        elected = await second.wait_for(events.LeaderElected)
+        assert [member.node for member in elected.members] == ["local", "other"]
+        await first.wait_for(events.LeaderLost)
+        assert not await first.membership.publish(plan(4, A), 0), (
+            "whoever was replaced writes nothing"
+        )
+        assert await second.membership.publish(plan(4, A), 0)
+        second.membership.neighbours.close()
+
+    on_store(use)
+
+
+def test_a_second_supervisor_of_the_same_name_is_refused_while_the_first_lives() -> None:
+    async def use(store: EmbeddedStore, clock: Clock) -> None:
+        first, second = await _two_with_ports(store)
+        namesake = Node(store, "other", LOOPBACK)
+        with pytest.raises(ConfigError, match=r"under the name 'other'.*node\.name of its own"):
+            await namesake.membership.join(JOB)
+        second.membership.neighbours.close()  # the first one is gone, its record is still there
+        await namesake.membership.join(JOB)
+        for node in (first, namesake):
+            node.membership.neighbours.close()
 
     on_store(use)
 

@@ -1,9 +1,12 @@
 """What a supervisor still knows after its death, and what it refuses to guess."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from rallypoint.daemon.core.records import JobRecord, MemberRecord
 from rallypoint.daemon.executors import persist
 from rallypoint.daemon.executors.dirlock import DirectoryLock
 from rallypoint.daemon.executors.persist import StateFile, open_state
@@ -11,6 +14,7 @@ from rallypoint.daemon.shared import configload
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.rundir import RunDir
+from tests.fakes.facts import A, B, plan
 
 VERSIONS = {"rallypoint": "0"}
 
@@ -44,6 +48,49 @@ def test_other_values_are_refused_with_what_differs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds job 'default', not job\.name = 'other'"):
         opened(tmp_path, "job.name=other")
     assert RunDir(tmp_path).state.read_bytes() == before
+
+
+def admit(file: StateFile, stored: JobRecord, *others: MemberRecord, **agreed: Any) -> JobRecord:
+    return persist.admit(
+        file.state,
+        stored,
+        agreed={**file.state.agreed, **agreed},
+        others=others,
+        config=config(),
+        versions=VERSIONS,
+        fresh=False,
+    )
+
+
+def test_4_11_a_job_of_the_store_is_joined_only_with_equal_values_uid_and_versions(
+    tmp_path: Path,
+) -> None:
+    file = opened(tmp_path)
+    mine, other = file.state.job, MemberRecord("b", 1, "10.0.0.2", ())
+    theirs = replace(mine, uid="theirs")
+    assert admit(file, theirs, other).uid == "theirs", "a directory that never saw a plan"
+    with pytest.raises(ConfigError, match=r"job\.seed: 7 -> 1; hash other, here"):
+        admit(file, replace(mine, config_hash="other"), **{"job.seed": 7})
+    file.update(**persist.with_plan(file.state, plan(1, A)))
+    with pytest.raises(ConfigError, match=r"holds another job 'default' \(uid theirs\)"):
+        admit(file, theirs, other)
+    newer = replace(mine, versions={"rallypoint": "1"})
+    with pytest.raises(ConfigError, match=r"rallypoint 0 here, 1 in the job"):
+        admit(file, newer, other)
+    assert admit(file, newer).versions == VERSIONS, "nobody is left to disagree with"
+    assert admit(file, mine, other).versions == mine.versions
+
+
+def test_a_plan_that_another_leader_was_faster_with_is_forgotten(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    first, never, second = plan(1, A), plan(2, A), plan(2, B)
+    file.update(**persist.with_plan(file.state, first))
+    file.update(job=replace(file.state.job, formed=1))
+    file.update(**persist.with_plan(file.state, never))
+    assert persist.plans_to_go_on_from(file.state, alone=True) == (first, never)
+    assert persist.plans_to_go_on_from(file.state, alone=False) == (first,)
+    file.update(**persist.with_plan(file.state, second))
+    assert (file.state.plans, file.state.generation) == ((first, second), 2)
 
 
 def test_fresh_refuses_a_directory_that_holds_the_job(tmp_path: Path) -> None:
