@@ -42,10 +42,11 @@ class Entering:
         puts, compare = {keys.job: encode(job), keys.agreed: self.agreed}, {keys.job: 0}
         if plans:
             puts[keys.generation], compare[keys.generation] = encode(plans[-1]), 0
-        await self.store.compare_and_swap(puts, compare)
         await self._refuse_namesake()
-        while not await self._admitted():
-            pass  # somebody changed the job meanwhile
+        admitted = False
+        while not admitted:  # again, when somebody changed the job meanwhile
+            await self.store.compare_and_swap(puts, compare)
+            admitted = await self._admitted()
 
     async def _refuse_namesake(self) -> None:
         """Raises `ConfigError` when another supervisor lives under our name; the record of our own

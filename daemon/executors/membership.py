@@ -313,15 +313,17 @@ class Membership:
             await self._renew(lease)
 
     async def _campaign(self, lease: Lease) -> None:
-        """Become the leader if nobody is, also when an earlier try did so and its answer got lost."""
+        """Become the leader if nobody is, or an earlier life of this node, or one that is gone; also when
+        an earlier try did so and its answer got lost."""
         key, leader = self._keys.leader, self.view.leader
-        gone = leader is not None and leader.mod_revision == self._leader_gone
-        if self._lead or (leader is not None and leader.lease_id != lease.id and not gone):
+        me, replaces = self._keys.node.encode(), 0
+        if leader is not None and leader.lease_id != lease.id:
+            if leader.value != me and leader.mod_revision != self._leader_gone:
+                return
+            replaces = leader.mod_revision
+        if self._lead:
             return
-        compare = {key: leader.mod_revision if leader is not None and gone else 0}
-        swapped = await self._store.compare_and_swap(
-            {key: self._keys.node.encode()}, compare, lease
-        )
+        swapped = await self._store.compare_and_swap({key: me}, {key: replaces}, lease)
         now = swapped.current[key]
         if now is not None and now.lease_id == lease.id:
             await self._read_all(elected=now.mod_revision)

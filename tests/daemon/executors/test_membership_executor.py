@@ -189,6 +189,20 @@ def test_a_leader_whose_port_is_closed_is_followed_without_waiting_for_its_lease
     on_store(use)
 
 
+def test_a_leader_that_is_started_again_leads_on_at_once() -> None:
+    async def use(store: EmbeddedStore, clock: Clock) -> None:
+        first, second = await _two_with_ports(store)
+        first.membership.neighbours.close()  # killed; its keys are still there
+        again = await joined(store, "local", LOOPBACK)
+        assert await again.wait_for(events.LeaderElected)
+        assert await again.membership.publish(plan(4, A), 0)
+        assert not [e for e in second.events if isinstance(e, events.LeaderElected)]
+        for node in (again, second):
+            node.membership.neighbours.close()
+
+    on_store(use)
+
+
 def test_a_second_supervisor_of_the_same_name_is_refused_while_the_first_lives() -> None:
     async def use(store: EmbeddedStore, clock: Clock) -> None:
         first, second = await _two_with_ports(store)
