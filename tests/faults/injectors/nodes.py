@@ -164,11 +164,14 @@ class Nodes:
             assert time.monotonic() < deadline_s, f"{keys} are still there"
             time.sleep(POLL_S)
 
+    def committed(self, name: str) -> list[tuple[int, str]]:
+        """Iterations in the journal of a node, as they came, with the hash of the state."""
+        lines = [x for x in self[name].journal() if x["event"] == "iteration"]
+        return [(x["iteration"], x["state_hash"]) for x in lines]
+
     def last_iteration(self, name: str) -> int:
         """The newest iteration in the journal of a node."""
-        iterations = [x for x in self[name].journal() if x["event"] == "iteration"]
-        newest: int = iterations[-1]["iteration"]
-        return newest
+        return self.committed(name)[-1][0]
 
     def newest_checkpoint(self) -> int:
         """The iteration of the newest committed checkpoint on any node."""

@@ -104,4 +104,12 @@ def test_sigterm_of_all_nodes_at_once_stops_the_job(job: Nodes) -> None:
     job.settle(*NAMES)
     assert job.end(*NAMES) == dict.fromkeys(NAMES, 0)
     assert job.left() == []
-    assert {job.last_iteration(name) for name in NAMES} == {job.newest_checkpoint()}
+    last = job.newest_checkpoint()
+    assert {job.last_iteration(name) for name in NAMES} == {last}
+    # Over all that this module did to the job: each iteration once, and the same state on every node.
+    by_node = {name: job.committed(name) for name in NAMES}
+    for committed in by_node.values():
+        iterations = [iteration for iteration, _ in committed]
+        assert iterations == sorted(set(iterations))
+    everywhere = {fact for committed in by_node.values() for fact in committed}
+    assert sorted(iteration for iteration, _ in everywhere) == list(range(1, last + 1))
