@@ -11,11 +11,12 @@ from tests.faults.injectors.nodes import nodes, together
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 WAITS = "not starting from scratch: start the node that holds it"
+ALL_TAKE_PART = ("--set", "job.min_workers=3")
 NAMES = ("a", "b", "c")
 
 
 def test_all_nodes_finish_at_one_iteration_and_once(tmp_path: Path, etcd: EtcdCluster) -> None:
-    with nodes(tmp_path, etcd, "--iterations", "30") as job:
+    with nodes(tmp_path, etcd, "--iterations", "30", *ALL_TAKE_PART) as job:
         job.start(*NAMES)
         assert job.exit_codes(*NAMES) == dict.fromkeys(NAMES, 0)
         assert job.left() == []
@@ -33,7 +34,7 @@ def test_all_nodes_finish_at_one_iteration_and_once(tmp_path: Path, etcd: EtcdCl
 def test_a_program_error_ends_the_job_everywhere_with_one_traceback(
     tmp_path: Path, etcd: EtcdCluster
 ) -> None:
-    with nodes(tmp_path, etcd) as job:
+    with nodes(tmp_path, etcd, *ALL_TAKE_PART) as job:
         for node in job.start(*NAMES):
             node.arming.arm("rollout@30=raise")
         assert job.exit_codes(*NAMES) == dict.fromkeys(NAMES, 1)
@@ -51,7 +52,7 @@ def test_a_program_error_ends_the_job_everywhere_with_one_traceback(
 def test_below_min_workers_the_job_holds_and_goes_on_when_enough_are_there(
     tmp_path: Path, etcd: EtcdCluster
 ) -> None:
-    with nodes(tmp_path, etcd, "--set", "job.min_workers=3") as job:
+    with nodes(tmp_path, etcd, *ALL_TAKE_PART) as job:
         job.start("a", "b")
         early = job["a"].wait_for(
             lambda s: [w["state"] for w in s["workers"]] == ["ready", "ready"], "two to be ready"
@@ -182,4 +183,3 @@ def test_past_the_lease_nothing_commits_and_nothing_forms_but_training_goes_on(
         servers.thaw(0)
         job.settle("a", "b")
         assert job.pids(first) == pids
-        job[first].wait_logged("store_back")
