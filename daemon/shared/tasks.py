@@ -41,7 +41,7 @@ TASK_OVERRIDES: Final[MappingProxyType[str, MappingProxyType[str, Any]]] = Mappi
                 "ppo.desired_kl": 0.03,
                 "ppo.gamma": 0.98,
                 "ppo.entropy_coef": 0.0,
-                "job.iterations": 600,
+                "job.iterations": 400,
             }
         ),
         "cartpole": MappingProxyType(

@@ -11,6 +11,7 @@ from torch import Tensor
 from rallypoint.checkpointing.restore import load_checkpoint
 from rallypoint.daemon.shared.config import Config, SamplerSection
 from rallypoint.trainer.elastic.collectives import SingleProcess
+from rallypoint.trainer.elastic.state import TrainingState
 from rallypoint.trainer.envs.base import MotionLibrary
 from rallypoint.trainer.envs.humanoid import HumanoidTrack
 from rallypoint.trainer.errors import StateMismatch, TrainerError
@@ -165,6 +166,18 @@ def test_counts_of_a_rollout_are_its_steps_and_its_failures() -> None:
     state = worker.live()
     assert total(state, "steps") == rollout.env_steps
     assert total(state, "failures") == rollout.terminated.sum().item() > 0
+
+
+def test_a_redone_iteration_counts_its_rollout_once() -> None:
+    worker = make_worker(frozen(), (0,))
+    state = TrainingState(worker.registry)
+    rollout = worker.collect(1)
+    worker.finish(rollout, SingleProcess())
+    first = {name: tensor.clone() for name, tensor in counters(worker.live()).items()}
+    state.roll_back()  # prepared, but not committed
+    worker.finish(rollout, SingleProcess())
+    assert total(worker.live(), "steps") == rollout.env_steps
+    assert all(torch.equal(worker.live()[name], tensor) for name, tensor in first.items())
 
 
 @pytest.mark.slow

@@ -210,6 +210,6 @@ CLIPS: Final = (
     Clip("march_fast", 6.5, True, _step(0.1, 1.2)),
     Clip("walk_in_place_slow", 7.0, True, _step(0.04, 1.5, arm_rad=0.3)),
     Clip("walk_in_place_fast", 6.5, True, _step(0.05, 0.9, arm_rad=0.5)),
-    Clip("march_accelerating", 9.0, True, _step(0.14, 1.6, arm_rad=0.5, end_period_s=0.6)),
+    Clip("march_accelerating", 9.0, True, _step(0.1, 1.2, arm_rad=0.5, end_period_s=0.6)),
 )
 """All clips of the library, by difficulty."""
