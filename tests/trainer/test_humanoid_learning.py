@@ -21,6 +21,7 @@ STEPPING = {clip.name for clip in CLIPS if clip.stepping}
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_it_learns_to_track_every_clip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = tmp_path / "run"
     done = subprocess.run(
