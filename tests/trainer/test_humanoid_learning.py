@@ -15,13 +15,13 @@ from rallypoint.trainer.evaluate import COMMAND
 from tests.fakes.command import run_command
 
 ITERATIONS = 300
-BOUND_S = 1500.0
+BOUND_S = 900.0
 """Of the whole run, on cores that other tests use too."""
 STEPPING = {clip.name for clip in CLIPS if clip.stepping}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1000)
 def test_it_learns_to_track_every_clip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = tmp_path / "run"
     done = subprocess.run(
