@@ -154,13 +154,15 @@ def _regain_lease(state: NodeState, deadline_s: float, now: float) -> Decision:
 
 
 def _count_omission(state: NodeState, before: Plan | None, plan: Plan, now: float) -> NodeState:
-    """A node that is left out of one forced plan after the other, although its workers live, costs the
-    others more than it gives: its network flaps. Its workers are then not let in for a while."""
+    """A node that is left out of one forced plan after the other, although its survivors live, costs the
+    others more than it gives: its network flaps. Its workers are then not let in for a while. A newcomer
+    is left out of every forced plan, and one worker alone is no sign of the network."""
     if before is None or plan.kind != "forced" or state.ending is not None:
         return state
     trained = [s for s in state.slots if s.state in ("training", "rebuilding", "waiting")]
-    keys = [key for slot in trained if before.find(key := state.key(slot)) is not None]
-    if all(plan.find(key) is not None for key in keys):
+    survivors = [s for s in trained if s.last_formed and s.last_formed >= plan.formed]
+    keys = [key for slot in survivors if before.find(key := state.key(slot)) is not None]
+    if not keys or any(plan.find(key) is not None for key in keys):
         return state
     recent = now - state.omitted_at_s < state.policy.quarantine_cooldown_s
     state = replace(state, omissions=state.omissions + 1 if recent else 1, omitted_at_s=now)

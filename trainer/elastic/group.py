@@ -142,9 +142,9 @@ class ProcessGroup:
 
     def release(self, *, before: int) -> int:
         """Make every collective of the group raise, from any thread, if it is that of a generation
-        before this one. Number of sockets shut."""
+        before this one. Number of sockets shut. The group of one of a warm-up waits for nobody."""
         with self._lock:
-            if self._generation >= before:
+            if not 0 < self._generation < before:
                 return 0
             self._released = True
             self._wake.set()

@@ -288,6 +288,20 @@ def test_rule_8_a_node_that_flaps_is_kept_out_for_a_while_and_can_be_cleared() -
     assert node.state.record().quarantined == ""
 
 
+def test_rule_8_left_out_newcomers_and_single_workers_are_no_flapping() -> None:
+    node = NodeScript(slots=2).make_train(generation=1)
+    stays, newcomer = node.key(0), node.key(1)
+    for generation in range(2, 60, 2):
+        node.now += 5.0
+        node.feed(
+            ev.PlanSeen(plan(generation, stays, newcomer, kind="planned", formed=generation - 1))
+        )
+        node.feed(ev.WorkerBroke(newcomer, generation, "a third one died"))
+        node.feed(ev.PlanSeen(plan(generation + 1, stays, formed=generation - 1)))
+        node.feed(ev.WorkerFormed(stays, generation + 1, "hash", 0))
+    assert node.state.record().quarantined == ""
+
+
 def test_rule_8_a_quarantined_node_comes_back_after_the_cooldown() -> None:
     node = NodeScript(slots=1)
     node.feed(ev.NodeStarted())

@@ -7,6 +7,7 @@ of its own accord would wait for `collective_s` (120 s), twice the bound of ever
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
 
 from rallypoint.daemon.executors import proctable
 from rallypoint.daemon.shared import collectives, messages
@@ -21,6 +23,8 @@ from rallypoint.daemon.shared.config import Config, EnvSection, MembershipSectio
 from rallypoint.daemon.shared.exitcodes import EXIT_RESTART_COLD
 from rallypoint.daemon.shared.failpoints import LOG_VARIABLE, VARIABLE
 from rallypoint.daemon.shared.plan import WorkerKey
+from rallypoint.daemon.shared.timeouts import derive
+from rallypoint.trainer.elastic.group import ProcessGroup
 from tests.fakes.scripted_supervisor import ScriptedSupervisor
 from tests.faults.injectors.arming import Arming
 
@@ -42,6 +46,8 @@ RIGHT_BEFORE = {
 }
 """The failpoint right before each collective."""
 FORMING = ("who_is_where", "broadcast", "hash_compare")
+OPTIONAL = {"aux_counts", "epoch_moments", "rows_bytes", "rows", "rows_wanted"}
+"""Once an iteration or a change, and only where an option asks for them; they wait as all others do."""
 ORDERED = ("block_count", "blocks", "block_gradients")
 """With ``ppo.reduction = "ordered"``."""
 TRAINING = tuple(x for x in RIGHT_BEFORE if x not in (*FORMING, *ORDERED, "conclude"))
@@ -169,7 +175,13 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenes]:
 
 
 def test_there_is_a_point_before_every_collective() -> None:
-    assert set(RIGHT_BEFORE) == set(collectives.NAMES)
+    assert set(RIGHT_BEFORE) | OPTIONAL == set(collectives.NAMES)
+
+
+def test_the_group_of_a_warm_up_is_no_generation_that_a_plan_could_end() -> None:
+    group = ProcessGroup(derive(CONFIG), torch.device("cpu"), sys.exit)
+    assert group.release(before=9) == 0
+    assert not group.released
 
 
 @pytest.mark.parametrize(
