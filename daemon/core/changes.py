@@ -80,7 +80,7 @@ def _after_loss(
 ) -> Draft | Inquiry | Wait:
     lost = ", ".join(map(str, view.lost)) or "nobody"
     stayed = [w for w in view.heirs if plan.find(w.key) is not None]
-    newcomers_only = bool(view.lost) and not any(key in plan.survivors for key in view.lost)
+    newcomers_only = bool(view.lost) and not any(key in plan.survivor_keys for key in view.lost)
     if plan.kind == "planned" and newcomers_only and not (view.begun or view.broken) and stayed:
         if view.absent:
             return _inquire(state, view, now)

@@ -115,9 +115,8 @@ def _see_plan(state: NodeState, plan: Plan, now: float) -> Decision:
         state = replace(state, formed_plan=plan)
     state = _count_omission(state, newest, plan, now)
     actions: list[NodeAction] = []
-    mine = {m.key: m for m in plan.members if m.key.node == state.policy.node}
     for index, slot in enumerate(state.slots):
-        member = mine.get(state.key(slot))
+        member = plan.find(state.key(slot))
         active = slot.state in workers.ENGAGED
         if slot.connected and (member is not None or active) and not state.past_lease(now):
             actions.append(SendPlan(state.key(slot), plan))

@@ -89,9 +89,7 @@ def survey(
 ) -> View:
     """Sort the workers of all member records by what they mean to the next plan. ``given_up``: absent
     members that are taken for lost. ``elected``: the leader is new, and nodes may still register."""
-    workers = {
-        w.key: w for member in members for slot in member.slots if (w := _worker(member, slot, job))
-    }
+    workers = {w.key: w for member in members for w in _workers(member, job)}
     planned = () if plan is None else tuple(m.key for m in plan.members)
     generation = 0 if plan is None else plan.generation
     known = {(m.node, s.slot): (m, s) for m in members for s in m.slots}
@@ -188,8 +186,7 @@ def still_left_out(
     if plan.generation <= job.formed:
         holders = plan.members
     else:
-        survivors = set(plan.survivors)
-        holders = (*(m for m in plan.members if m.key in survivors), *plan.left_out)
+        holders = (*(m for m in plan.members if m.key in plan.survivor_keys), *plan.left_out)
     return tuple(m for m in holders if m.key not in entering and not _is_gone(m.key, slots))
 
 
@@ -200,15 +197,19 @@ def _is_gone(key: WorkerKey, slots: Mapping[tuple[str, int], SlotRecord]) -> boo
     return record.incarnation != key.incarnation or record.state in _GONE or bool(record.left)
 
 
-def _worker(member: MemberRecord, slot: SlotRecord, job: JobRecord) -> Worker | None:
-    if slot.state not in _WARM or slot.left:
-        return None
+def _workers(member: MemberRecord, job: JobRecord) -> list[Worker]:
+    admitted = not member.quarantined and not differences(job, member)
+    warm = (slot for slot in member.slots if slot.state in _WARM and not slot.left)
+    return [_worker(member, slot, job, admitted=admitted) for slot in warm]
+
+
+def _worker(member: MemberRecord, slot: SlotRecord, job: JobRecord, *, admitted: bool) -> Worker:
     return Worker(
         key=WorkerKey(member.node, slot.slot, slot.incarnation),
         record=slot,
         host=slot.host or member.advertise,
         draining=member.draining,
-        admitted=not member.quarantined and not differences(job, member),
+        admitted=admitted,
         heir=slot.last_formed >= max(1, job.formed),
     )
 

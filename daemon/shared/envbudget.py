@@ -5,6 +5,7 @@ moved, lost and weighted; a rank never holds part of one.
 """
 
 from collections.abc import Mapping, Sequence
+from heapq import heapify, heapreplace
 from typing import TypeVar
 
 from rallypoint.daemon.shared.config import Config
@@ -113,9 +114,11 @@ def assign_global(
         for key in order:
             del mine[key][targets[key] :]
     taken = {b for blocks in mine.values() for b in blocks}
-    rank = {key: i for i, key in enumerate(order)}
+    needs = [(len(mine[key]) - targets[key], rank) for rank, key in enumerate(order)]
+    heapify(needs)
     for block in range(total_blocks):
         if block not in taken:
-            neediest = min(order, key=lambda key: (len(mine[key]) - targets[key], rank[key]))
-            mine[neediest].append(block)
+            surplus, rank = needs[0]
+            mine[order[rank]].append(block)
+            heapreplace(needs, (surplus + 1, rank))
     return {key: tuple(sorted(blocks)) for key, blocks in mine.items()}

@@ -3,6 +3,7 @@
 A plan is immutable. Every retry is a new generation with a new number; numbers are never reused.
 """
 
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -50,8 +51,8 @@ class PlannedWorker(msgspec.Struct, frozen=True):
     """Most envs this worker can hold; 0 when it did not say."""
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """One agreed membership."""
+class Plan(msgspec.Struct, frozen=True, dict=True):
+    """One agreed membership. Look-ups keep an index, which is no part of the value."""
 
     generation: int
     kind: ChangeKind
@@ -111,13 +112,26 @@ class Plan(msgspec.Struct, frozen=True):
 
     def find(self, key: WorkerKey) -> PlannedWorker | None:
         """The member with this key, or None."""
-        return next((m for m in self.members if m.key == key), None)
+        return self._members_by_key.get(key)
 
     def lists(self, node: str) -> bool:
         """Whether a worker of this node is a member."""
-        return any(m.key.node == node for m in self.members)
+        return node in self._nodes
 
     def address(self, key: WorkerKey) -> tuple[str, int] | None:
         """Host and port of a member, or of somebody left out; None for others."""
-        listed = (*self.members, *self.left_out)
-        return next(((m.host, m.port) for m in listed if m.key == key), None)
+        member = self.find(key) or next((m for m in self.left_out if m.key == key), None)
+        return None if member is None else (member.host, member.port)
+
+    @cached_property
+    def survivor_keys(self) -> frozenset[WorkerKey]:
+        """`survivors` as a set."""
+        return frozenset(self.survivors)
+
+    @cached_property
+    def _members_by_key(self) -> dict[WorkerKey, PlannedWorker]:
+        return {member.key: member for member in self.members}
+
+    @cached_property
+    def _nodes(self) -> frozenset[str]:
+        return frozenset(member.key.node for member in self.members)

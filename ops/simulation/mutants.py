@@ -67,9 +67,9 @@ def _forced_with_newcomers(forced: Wrapped) -> Wrapped:
 
 
 def _any_formed(worker: Wrapped) -> Wrapped:
-    def make(*args: Any) -> planning.Worker | None:
-        found: planning.Worker | None = worker(*args)
-        return None if found is None else replace(found, heir=found.record.last_formed > 0)
+    def make(*args: Any, **kwargs: Any) -> planning.Worker:
+        found: planning.Worker = worker(*args, **kwargs)
+        return replace(found, heir=found.record.last_formed > 0)
 
     return make
 
