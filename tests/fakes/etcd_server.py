@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,18 @@ def packaged_binaries() -> Path:
     return Path(spec.origin).parent / "etcdbin"
 
 
+@dataclass(frozen=True)
+class Seat:
+    """Where a server, or etcdctl, runs: its address, and what stands before its command line."""
+
+    host: str = "127.0.0.1"
+    launcher: tuple[str, ...] = ()
+
+
 class EtcdCluster:
     """A cluster of real servers, on ports that were free; `cluster` starts and ends one.
 
-    ``options`` go to each server, ``ctl_options`` to each etcdctl.
+    ``options`` go to each server, ``ctl_options`` to each etcdctl. ``seats``: one for each server.
     """
 
     def __init__(
@@ -51,15 +60,20 @@ class EtcdCluster:
         options: Sequence[str] = (),
         ctl_options: Sequence[str] = (),
         host: str = "127.0.0.1",
+        seats: Sequence[Seat] = (),
+        ctl_launcher: Sequence[str] = (),
     ) -> None:
         self.directory = directory
+        self._seats = seats or [Seat(host)] * size
+        self._ctl_launcher = ctl_launcher
         self.binaries = binaries
         self.options = options
         self.ctl_options = ctl_options
         self.scheme = "https" if "--cert-file" in options else "http"
         ports = _free_ports(2 * size)
-        self.endpoints = tuple(f"{host}:{port}" for port in ports[:size])
-        self._peers = [f"http://{host}:{port}" for port in ports[size:]]
+        hosts = [seat.host for seat in self._seats]
+        self.endpoints = tuple(f"{h}:{p}" for h, p in zip(hosts, ports[:size], strict=True))
+        self._peers = [f"http://{h}:{p}" for h, p in zip(hosts, ports[size:], strict=True)]
         self.processes = [self._start(number) for number in range(size)]
 
     @property
@@ -81,7 +95,10 @@ class EtcdCluster:
         endpoints = self.endpoints if at is None else self.endpoints[at : at + 1]
         urls = ",".join(f"{self.scheme}://{endpoint}" for endpoint in endpoints)
         done = subprocess.run(
-            [str(self.binaries / "etcdctl"), f"--endpoints={urls}", *self.ctl_options, *arguments],
+            [
+                *(*self._ctl_launcher, str(self.binaries / "etcdctl"), f"--endpoints={urls}"),
+                *(*self.ctl_options, *arguments),
+            ],
             env={"ETCDCTL_API": "3"},
             capture_output=True,
             text=True,
@@ -151,7 +168,8 @@ class EtcdCluster:
         with (self.directory / f"n{number}.log").open("ab") as log:
             return subprocess.Popen(
                 [
-                    *(str(self.binaries / "etcd"), "--name", f"n{number}"),
+                    *(*self._seats[number].launcher, str(self.binaries / "etcd")),
+                    *("--name", f"n{number}"),
                     *("--data-dir", str(self.directory / f"n{number}")),
                     *("--listen-client-urls", url, "--advertise-client-urls", url),
                     *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
@@ -170,13 +188,17 @@ def cluster(
     options: Sequence[str] = (),
     ctl_options: Sequence[str] = (),
     host: str = "127.0.0.1",
+    seats: Sequence[Seat] = (),
+    ctl_launcher: Sequence[str] = (),
 ) -> Iterator[EtcdCluster]:
     """A healthy cluster. A port that somebody took meanwhile is replaced."""
     binaries = binaries or system_binaries()
     for attempt in range(_ATTEMPTS):
         place = directory / f"etcd-{attempt}"
         place.mkdir(parents=True)
-        servers = EtcdCluster(place, size, binaries, options, ctl_options, host)
+        servers = EtcdCluster(
+            place, size, binaries, options, ctl_options, host, seats, ctl_launcher
+        )
         try:
             if servers.wait_until_healthy():
                 yield servers

@@ -43,8 +43,15 @@ T = TypeVar("T")
 class FaultJob(Supervised):
     """One life of a supervisor on ``directory``, whose workers can be made to die at any point."""
 
-    def __init__(self, directory: Path, *options: str, command: tuple[str, ...] = ()) -> None:
-        """``command`` replaces the program, which is the supervisor with ledgers."""
+    def __init__(
+        self,
+        directory: Path,
+        *options: str,
+        command: tuple[str, ...] = (),
+        launcher: tuple[str, ...] = (),
+    ) -> None:
+        """``command`` replaces the program, which is the supervisor with ledgers; ``launcher`` stands
+        before it and becomes it, in the same process."""
         directory.mkdir(parents=True, exist_ok=True)
         self.rundir = RunDir(directory)
         self.log_path = directory.with_suffix(".log")
@@ -57,7 +64,10 @@ class FaultJob(Supervised):
         program = command or (str(SCRIPT),)
         with self.log_path.open("ab") as log, directory.with_suffix(".out").open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, *program, "--dir", str(directory), *OPTIONS, *options],
+                [
+                    *(*launcher, sys.executable, *program),
+                    *("--dir", str(directory), *OPTIONS, *options),
+                ],
                 stdout=out,
                 stderr=log,
                 env={

@@ -93,10 +93,16 @@ class Nodes:
     def _start(self, name: str, options: tuple[str, ...]) -> Node:
         directory = self.base / name / "run"
         named = ("--set", f"node.name={name}")
-        node = Node(directory, *self._options, *named, *options, command=CLI)
+        placed, launcher = self.place(name)
+        words = (*self._options, *named, *placed, *options)
+        node = Node(directory, *words, command=CLI, launcher=launcher)
         node.name = name
         self.running[name] = node
         return node
+
+    def place(self, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Options of ``rallypoint run`` that say where a node is, and what puts its process there."""
+        return (), ()
 
     def __getitem__(self, name: str) -> Node:
         return self.running[name]
