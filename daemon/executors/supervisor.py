@@ -18,17 +18,15 @@ from rallypoint.daemon.core import leader, node, permission
 from rallypoint.daemon.core.events import (
     AdoptedWorker,
     CollectivesEnded,
-    DrainRequested,
     JobSeen,
     LeaderEvent,
     NodeEvent,
     NodeStarted,
     PlanSeen,
-    QuarantineCleared,
-    StopRequested,
     WorkerBroke,
     WorkerCommitted,
 )
+from rallypoint.daemon.core.nodestate import NodeState
 from rallypoint.daemon.errors import StoreError
 from rallypoint.daemon.executors import adoption, persist, policies, processes, status
 from rallypoint.daemon.executors.admin import AdminServer
@@ -43,6 +41,7 @@ from rallypoint.daemon.executors.metrics import Metrics
 from rallypoint.daemon.executors.openstore import open_membership
 from rallypoint.daemon.executors.perform import Machine, Performer
 from rallypoint.daemon.executors.recorder import Recorder
+from rallypoint.daemon.executors.requests import Requests
 from rallypoint.daemon.executors.workers import Workers
 from rallypoint.daemon.shared import configload, messages, timeouts
 from rallypoint.daemon.shared.config import Config
@@ -118,7 +117,8 @@ class Supervisor:
             answer_commit=self._answer_commit,
             emit=self._emit,
         )
-        self._admin = AdminServer(rundir.admin_socket, self)
+        self._requests = Requests(config, self._membership, self._emit, self._finish, self)
+        self._admin = AdminServer(rundir.admin_socket, self._requests)
         self._performer = Performer(
             node_name=config.node.name,
             workers=self._workers,
@@ -130,7 +130,6 @@ class Supervisor:
             finish=self._finish,
             spawn=self._spawn,
         )
-        self._stops_asked = 0
         self._forks = config.node.fork_server and worker_command is None
 
     # --- life -----------------------------------------------------------------------------------
@@ -141,7 +140,7 @@ class Supervisor:
         self._finished = loop.create_future()
         loop.set_exception_handler(self._on_loop_error)
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
+            loop.add_signal_handler(number, self._requests.on_signal, number)
         outcome = Outcome(1, "the supervisor failed")
         try:
             if persist.is_finished(self._job, self.config):
@@ -191,7 +190,7 @@ class Supervisor:
         self._spawn(self._membership.tend(), "own keys")
         self._spawn(self._watch_for_hangs(), "hang watch")
         self._spawn(self._rotate_logs(), "log rotation")
-        self._spawn(self._stop_when_all_drain(), "last node")
+        self._spawn(self._requests.stop_when_all_drain(), "last node")
         self._spawn(self._decide(), "decisions")
         _log.info(
             "supervisor_started",
@@ -261,7 +260,12 @@ class Supervisor:
             _log.debug("order", machine="leader", order=repr(action)[:500])
             await self._performer.leader(action)
 
-    # --- requests -------------------------------------------------------------------------------
+    # --- what others ask ---------------------------------------------------------------------------
+
+    @property
+    def node_state(self) -> NodeState:
+        """This node as its decisions know it."""
+        return self._node
 
     def status(self) -> dict[str, Any]:
         """The document of ``rallypoint status --json``."""
@@ -274,46 +278,6 @@ class Supervisor:
             metrics_url=self._http.url,
             now_unix_s=time.time(),
         )
-
-    def request_stop(self, reason: str) -> None:
-        """Stop the job: agree, checkpoint, leave."""
-        _log.info("stop_requested", reason=reason)
-        if self._membership.joined:
-            self._emit(StopRequested(reason))
-        else:
-            self._finish(0, f"{reason}: stopped before the membership store had answered")
-
-    def request_drain(self, deadline_s: float | None) -> None:
-        """Let this node leave the job; where there is no other node, the job stops."""
-        _log.info("drain_requested", deadline_s=deadline_s)
-        if self._membership.neighbours.records():
-            self._emit(DrainRequested(deadline_s, "drain"))
-            return
-        self.request_stop("drained: this is the only node of the job")
-        if deadline_s is not None:
-            reason = f"drained by force: not over after {deadline_s:g} s"
-            asyncio.get_running_loop().call_later(deadline_s, self._finish, 0, reason)
-
-    def quarantined(self) -> list[dict[str, Any]]:
-        """Slots of this node in quarantine, as ``rallypoint quarantine list`` shows them."""
-        return status.quarantined(self._node, time.monotonic())
-
-    def clear_quarantine(self, slot: int | None) -> list[int]:
-        """Let quarantined slots start again: this one, or all."""
-        cleared = [s["slot"] for s in self.quarantined() if slot in (None, s["slot"])]
-        if cleared:
-            self._emit(QuarantineCleared(slot))
-        return cleared
-
-    def _on_signal(self, number: signal.Signals) -> None:
-        self._stops_asked += 1
-        if self._stops_asked > 1:
-            _log.warning("killed_at_once", reason=f"{number.name} while stopping")
-            self._finish(0, f"{number.name} while stopping: workers were killed at once")
-        elif self._membership.neighbours.records():
-            self.request_drain(self.config.node.stop_grace_s)
-        else:
-            self.request_stop(number.name)
 
     def _welcome(self, key: WorkerKey) -> messages.Welcome:
         formed, plan = permission.welcome(self._node, key, time.monotonic())
@@ -370,11 +334,6 @@ class Supervisor:
     async def _watch_for_hangs(self) -> None:
         bound_s = timeouts.derive(self.config, self.config.node.workers).hang_s
         await HangWatch(bound_s, self._workers.readings, lambda: self._node, self._emit).run()
-
-    async def _stop_when_all_drain(self) -> None:
-        """Whoever drains waits for others to take its state; where everybody does, the job stops."""
-        await self._membership.neighbours.until_all_drain()
-        self.request_stop("drained: no node is left that could take the job over")
 
     async def _rotate_logs(self) -> None:
         while True:

@@ -1,0 +1,105 @@
+"""What operators and signals ask of the supervisor: it becomes events of the node, or its end."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import structlog
+
+from rallypoint.daemon.core.events import (
+    DrainRequested,
+    NodeEvent,
+    QuarantineCleared,
+    StopRequested,
+)
+from rallypoint.daemon.core.nodestate import NodeState
+from rallypoint.daemon.executors import status
+from rallypoint.daemon.executors.membership import Membership
+from rallypoint.daemon.shared.config import Config
+
+_log = structlog.get_logger(__name__)
+
+
+class Asked(Protocol):
+    """Whom the questions are about: the supervisor."""
+
+    @property
+    def node_state(self) -> NodeState:
+        """The node as its decisions know it now."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """The document of ``rallypoint status --json``."""
+        ...
+
+
+class Requests:
+    """The handler of the admin socket. ``emit`` queues an event, ``finish`` ends the supervisor at once
+    with a code and a reason."""
+
+    def __init__(
+        self,
+        config: Config,
+        membership: Membership,
+        emit: Callable[[NodeEvent], None],
+        finish: Callable[[int, str], None],
+        asked: Asked,
+    ) -> None:
+        self._config = config
+        self._membership = membership
+        self._emit = emit
+        self._finish = finish
+        self._asked = asked
+        self._stops_asked = 0
+
+    def status(self) -> dict[str, Any]:
+        """The document of ``rallypoint status --json``."""
+        return self._asked.status()
+
+    def request_stop(self, reason: str) -> None:
+        """Stop the job: agree, checkpoint, leave."""
+        _log.info("stop_requested", reason=reason)
+        if self._membership.joined:
+            self._emit(StopRequested(reason))
+        else:
+            self._finish(0, f"{reason}: stopped before the membership store had answered")
+
+    def request_drain(self, deadline_s: float | None) -> None:
+        """Let this node leave the job; where there is no other node, the job stops."""
+        _log.info("drain_requested", deadline_s=deadline_s)
+        if self._membership.neighbours.records():
+            self._emit(DrainRequested(deadline_s, "drain"))
+            return
+        self.request_stop("drained: this is the only node of the job")
+        if deadline_s is not None:
+            reason = f"drained by force: not over after {deadline_s:g} s"
+            asyncio.get_running_loop().call_later(deadline_s, self._finish, 0, reason)
+
+    def quarantined(self) -> list[dict[str, Any]]:
+        """Slots of this node in quarantine, as ``rallypoint quarantine list`` shows them."""
+        return status.quarantined(self._asked.node_state, time.monotonic())
+
+    def clear_quarantine(self, slot: int | None) -> list[int]:
+        """Let quarantined slots start again: this one, or all."""
+        cleared = [s["slot"] for s in self.quarantined() if slot in (None, s["slot"])]
+        if cleared:
+            self._emit(QuarantineCleared(slot))
+        return cleared
+
+    def on_signal(self, number: signal.Signals) -> None:
+        """SIGTERM or SIGINT: drain, or stop where there is no other node; the second one kills."""
+        self._stops_asked += 1
+        if self._stops_asked > 1:
+            _log.warning("killed_at_once", reason=f"{number.name} while stopping")
+            self._finish(0, f"{number.name} while stopping: workers were killed at once")
+        elif self._membership.neighbours.records():
+            self.request_drain(self._config.node.stop_grace_s)
+        else:
+            self.request_stop(number.name)
+
+    async def stop_when_all_drain(self) -> None:
+        """Whoever drains waits for others to take its state; where everybody does, the job stops."""
+        await self._membership.neighbours.until_all_drain()
+        self.request_stop("drained: no node is left that could take the job over")
