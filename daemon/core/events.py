@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rallypoint.daemon.core.records import JobRecord, MemberRecord
+from rallypoint.daemon.core.records import JobRecord, MemberRecord, WaitRecord
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
 # --- events of one node (core.node) --------------------------------------------------------
@@ -153,6 +153,13 @@ class GenerationStuck:
 
 
 @dataclass(frozen=True)
+class WaitsChanged:
+    """Which workers of this node have waited for others for longer than is usual."""
+
+    waits: tuple[WaitRecord, ...]
+
+
+@dataclass(frozen=True)
 class QuarantineCleared:
     """The operator lets quarantined slots start again: this one, or all (None)."""
 
@@ -217,6 +224,7 @@ NodeEvent = (
     | WorkerHung
     | WorkerMisbehaved
     | GenerationStuck
+    | WaitsChanged
     | QuarantineCleared
     | PlanSeen
     | JobSeen

@@ -5,16 +5,22 @@ other members. Who is silent past the bound of its phase, not inside, and not ah
 waits is hung; so is who does not follow a forced plan, which ends every wait of an older generation.
 When all are inside and nothing moves, nobody is to blame: the generation is to be formed anew.
 
+Pages are read on their own node only. So a node says in its member record where its workers wait, once
+they have for long (`waits`), and every node holds its own workers, and only those, against what the
+others say. That is late by a second or two, which is no harm: a wait that others have entered later
+than ours says nothing of ours, and one that is over lies behind it.
+
 Silence is counted in steps of this node's own clock, none longer than two intervals: were all of us
 frozen together, nobody has been silent. Bounds are learned: three times what was measured in the same
 phase of this run, and at least ``hang_s``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from rallypoint.daemon.core.records import MemberRecord, WaitRecord
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 from rallypoint.daemon.shared.slotpage import SlotCounters
 
@@ -24,6 +30,8 @@ SAMPLES: Final = 64
 """Silences remembered for each phase."""
 COLLECTIVE: Final = "collective"
 """Name under which waits are learned in which all members were inside."""
+WAIT: Final = "wait"
+"""Name under which all waits are learned that ended by themselves."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,19 @@ class Track:
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """A worker of another node that waits, as that node's record says it."""
+
+    said: WaitRecord
+    waited_s: float
+    """At least this long in one and the same wait."""
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.said.generation, self.said.collective
+
+
+@dataclass(frozen=True)
 class LivenessState:
     """What all readings so far have shown."""
 
@@ -75,6 +96,8 @@ class LivenessState:
     """For this long every worker has been inside and nothing moved."""
     silences: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """Newest silences that ended by themselves, by phase."""
+    elsewhere: Mapping[WorkerKey, Elsewhere] = field(default_factory=lambda: MappingProxyType({}))
+    """Workers of other nodes that wait."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +124,10 @@ def observe(
     policy: LivenessPolicy,
     readings: Mapping[WorkerKey, SlotCounters],
     now: float,
+    others: Sequence[MemberRecord] = (),
 ) -> LivenessState:
     """The state after a reading, at monotonic time ``now``, of the pages of all workers that somebody
-    counts on. Others are forgotten."""
+    counts on. Others are forgotten. ``others``: the present records of all other nodes."""
     step_s = 0.0 if state.at_s is None else min(now - state.at_s, 2 * policy.interval_s)
     silences = dict(state.silences)
     tracks: dict[WorkerKey, Track] = {}
@@ -114,18 +138,46 @@ def observe(
         tracks[key] = _follow(before, counters, step_s, now)
         if before is not None and not before.inside and not _same(before, counters):
             _learn(silences, before.phase, before.quiet_s)
+        if before is not None and before.inside and _left_wait(before, counters):
+            _learn(silences, WAIT, before.inside_s)
     still = bool(tracks) and all(
         track.inside and _same(state.tracks.get(key), track.counters)
         for key, track in tracks.items()
     )
-    if not still and state.all_inside_s:
+    if not still and state.all_inside_s and not _released(state.tracks, tracks):
         _learn(silences, COLLECTIVE, state.all_inside_s)
     return LivenessState(
         at_s=now,
         tracks=MappingProxyType(tracks),
         all_inside_s=state.all_inside_s + step_s if still else 0.0,
         silences=MappingProxyType(silences),
+        elsewhere=MappingProxyType(dict(_heard(state, others, step_s))),
     )
+
+
+def _heard(
+    state: LivenessState, others: Sequence[MemberRecord], step_s: float
+) -> Iterator[tuple[WorkerKey, Elsewhere]]:
+    for member in others:
+        for said in member.waits:
+            key = WorkerKey(member.node, said.slot, said.incarnation)
+            before = state.elsewhere.get(key)
+            if before is not None and before.said == said:
+                yield key, Elsewhere(said, before.waited_s + step_s)
+            else:
+                yield key, Elsewhere(said, said.waited_s)
+
+
+def _released(before: Mapping[WorkerKey, Track], now: Mapping[WorkerKey, Track]) -> bool:
+    """Some wait was ended by a newer generation: how long it took is no measure of a sound one."""
+    return any(k in now and now[k].position[0] != t.position[0] for k, t in before.items())
+
+
+def _left_wait(before: Track, counters: SlotCounters) -> bool:
+    """Its wait ended by itself."""
+    entered = counters.generation, counters.collective
+    same = counters.inside and before.position == entered
+    return not same and before.position[0] == counters.generation
 
 
 def _same(before: Track | None, counters: SlotCounters) -> bool:
@@ -162,6 +214,32 @@ def bound_s(state: LivenessState, policy: LivenessPolicy, phase: str) -> float:
     return max(policy.hang_s, *(FACTOR * (longest[0] if longest else 0.0) for longest in measured))
 
 
+def waits(
+    state: LivenessState,
+    policy: LivenessPolicy,
+    members: Sequence[WorkerKey],
+    before: Sequence[WaitRecord],
+) -> tuple[WaitRecord, ...]:
+    """What this node's record is to say of ``members``, its workers that others count on: who waits for
+    longer than is usual. ``before``: what it says now; who has not moved since stays as it is there."""
+    longest = sorted(state.silences.get(WAIT, ()))[-2:]
+    usual_s = FACTOR * (longest[0] if longest else 0.0)
+    bound = min(policy.hang_s, max(policy.settle_s, usual_s))
+    found = []
+    for key in members:
+        track = state.tracks.get(key)
+        if track is None or not track.inside or track.inside_s < bound:
+            continue
+        said = WaitRecord(key.slot, key.incarnation, *track.position, track.inside_s)
+        known = (w for w in before if _place(w) == _place(said) and w.waited_s <= said.waited_s)
+        found.append(next(known, said))
+    return tuple(found)
+
+
+def _place(wait: WaitRecord) -> tuple[int, int, int, int]:
+    return wait.slot, wait.incarnation, wait.generation, wait.collective
+
+
 def judge(
     state: LivenessState,
     policy: LivenessPolicy,
@@ -169,22 +247,28 @@ def judge(
     plan: Plan,
 ) -> Verdict:
     """Who hangs among ``members``: the workers of this node that others count on. ``plan`` is the
-    newest one. Nothing is said of all members of a job while some are on other nodes."""
+    newest one. That all members of a job wait is said only where other nodes say it of theirs."""
     tracks = {key: state.tracks[key] for key in members if key in state.tracks}
-    hung = _outside(state, policy, tracks) or _left_behind(policy, tracks, plan)
+    hung = _outside(state, policy, tracks, plan) or _left_behind(state, policy, tracks, plan)
     if hung:
         return hung
-    complete = len(tracks) > 1 and all(member.key in tracks for member in plan.members)
+    everybody = {**tracks, **state.elsewhere}
+    complete = len(plan.members) > 1 and all(m.key in everybody for m in plan.members)
     limit_s = bound_s(state, policy, COLLECTIVE)
-    if complete and len(tracks) == len(state.tracks) and state.all_inside_s > limit_s:
+    least_s = min([state.all_inside_s, *(e.waited_s for e in state.elsewhere.values())])
+    if complete and tracks and len(tracks) == len(state.tracks) and least_s > limit_s:
         where = ", ".join(f"{key} {_where(track)}" for key, track in tracks.items())
-        text = f"all wait for {state.all_inside_s:.1f} s, bound {limit_s:.1f} s: {where}"
+        there = "".join(f", {key} inside {e.position}" for key, e in state.elsewhere.items())
+        text = f"all wait for {least_s:.1f} s, bound {limit_s:.1f} s: {where}{there}"
         return Stuck(plan.generation, text)
     return ()
 
 
 def _outside(
-    state: LivenessState, policy: LivenessPolicy, tracks: Mapping[WorkerKey, Track]
+    state: LivenessState,
+    policy: LivenessPolicy,
+    tracks: Mapping[WorkerKey, Track],
+    plan: Plan,
 ) -> tuple[Hung, ...]:
     """Those that others wait for: silent, not waiting themselves, and behind everybody."""
     outside = {key: track for key, track in tracks.items() if not track.inside}
@@ -193,6 +277,7 @@ def _outside(
     for key, track in outside.items():
         limit_s = bound_s(state, policy, track.phase)
         waiting = [k for k, other in tracks.items() if _waits_for(other, track, policy)]
+        waiting += _waiting_elsewhere(state, tracks, key, plan)
         if waiting and track.position == last and track.quiet_s > limit_s:
             hung.append(_hung(key, track, limit_s, waiting))
     return tuple(hung)
@@ -207,8 +292,26 @@ def _waits_for(waiter: Track, other: Track, policy: LivenessPolicy) -> bool:
     return ahead and waiter.quiet_s >= policy.settle_s
 
 
+def _waiting_elsewhere(
+    state: LivenessState, tracks: Mapping[WorkerKey, Track], key: WorkerKey, plan: Plan
+) -> list[WorkerKey]:
+    """Who waits on other nodes, in a collective that this worker has not entered; or in the one that it
+    has entered last, when all the rest of the plan does: between its two words on the page, that it
+    enters and that it is inside, a process can be stopped as well."""
+    here = tracks[key].position
+    later = [k for k, other in state.elsewhere.items() if other.position > here]
+    inside = {k: t.position for k, t in tracks.items() if t.inside}
+    inside |= {k: other.position for k, other in state.elsewhere.items()}
+    rest = [m.key for m in plan.members if m.key != key]
+    alone = all(k in inside and inside[k] >= here for k in rest)
+    return later or ([k for k in rest if k in state.elsewhere] if alone else [])
+
+
 def _left_behind(
-    policy: LivenessPolicy, tracks: Mapping[WorkerKey, Track], plan: Plan
+    state: LivenessState,
+    policy: LivenessPolicy,
+    tracks: Mapping[WorkerKey, Track],
+    plan: Plan,
 ) -> tuple[Hung, ...]:
     """Those still inside a wait that a forced plan has ended, while others wait in that plan."""
     if plan.kind != "forced":
@@ -220,6 +323,7 @@ def _left_behind(
         and track.inside_s >= policy.settle_s
         and track.position[0] == plan.generation
     ]
+    waiting += [k for k, other in state.elsewhere.items() if other.position[0] == plan.generation]
     return tuple(
         _hung(key, track, policy.hang_s, waiting)
         for key, track in tracks.items()

@@ -21,6 +21,7 @@ from rallypoint.daemon.core.events import (
     QuarantineCleared,
     StopRequested,
     TimerFired,
+    WaitsChanged,
 )
 from rallypoint.daemon.core.frozen import replace
 from rallypoint.daemon.core.nodestate import PLANS_KEPT, NodeState, SlotState
@@ -73,6 +74,8 @@ def _take(state: NodeState, event: NodeEvent, now: float) -> Decision:
             return _regain_lease(state, deadline_s, now)
         case GenerationStuck():
             return _form_anew(state, event)
+        case WaitsChanged(waits=waits):
+            return replace(state, waits=waits), ()
         case StopRequested(reason=reason):
             return ending.stop(state, reason, now)
         case DrainRequested():

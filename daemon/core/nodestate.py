@@ -12,6 +12,7 @@ from rallypoint.daemon.core.records import (
     JobRecord,
     MemberRecord,
     SlotRecord,
+    WaitRecord,
     WorkerState,
 )
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
@@ -140,6 +141,8 @@ class NodeState:
     """When the newest of them was seen."""
     quarantined_until_s: float | None = None
     """When this node's workers may be let in again; None: they may be."""
+    waits: tuple[WaitRecord, ...] = ()
+    """Workers of this node that have waited for others for longer than is usual."""
     timer_at_s: float | None = None
     recent: Recent = ()
     """The last events, for the error about an invalid one."""
@@ -207,4 +210,5 @@ class NodeState:
             newest_generation=self.newest_generation,
             port=self.policy.port,
             quarantined=self._quarantine(),
+            waits=self.waits,
         )

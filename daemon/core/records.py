@@ -81,6 +81,18 @@ class SlotRecord(msgspec.Struct, frozen=True):
     """Newest generation in which this life waited with all others while nothing moved."""
 
 
+class WaitRecord(msgspec.Struct, frozen=True):
+    """A worker waits for the other members, and has for long: other nodes compare theirs with it."""
+
+    slot: int
+    incarnation: int
+    generation: int
+    collective: int
+    """How many collectives of that generation it has entered."""
+    waited_s: float
+    """How long it had waited there when this was first said, in seconds."""
+
+
 class MemberRecord(msgspec.Struct, frozen=True):
     """One supervisor, under its lease."""
 
@@ -106,6 +118,8 @@ class MemberRecord(msgspec.Struct, frozen=True):
     """Port on ``advertise`` where connections are accepted while this supervisor lives; 0: none."""
     quarantined: str = ""
     """Why its workers are not let in for now; "" while they may be."""
+    waits: tuple[WaitRecord, ...] = ()
+    """Its workers that have waited for others for longer than is usual."""
 
 
 class JobRecord(msgspec.Struct, frozen=True):

@@ -2,29 +2,38 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.daemon.core import liveness
-from rallypoint.daemon.core.events import GenerationStuck, NodeEvent, WorkerHung
+from rallypoint.daemon.core.events import (
+    GenerationStuck,
+    NodeEvent,
+    WaitsChanged,
+    WorkerHung,
+)
 from rallypoint.daemon.core.liveness import LivenessPolicy, LivenessState
 from rallypoint.daemon.core.nodestate import NodeState
+from rallypoint.daemon.core.records import MemberRecord
 from rallypoint.daemon.shared.plan import WorkerKey
 from rallypoint.daemon.shared.slotpage import SlotCounters
 
 
 class HangWatch:
-    """``readings`` reads all pages, ``node`` is the node's present state, ``emit`` takes events."""
+    """``readings`` reads all pages, ``node`` is the node's present state, ``others`` gives the records of
+    all other nodes, ``emit`` takes events."""
 
     def __init__(
         self,
         hang_s: float,
         readings: Callable[[], Mapping[WorkerKey, SlotCounters]],
         node: Callable[[], NodeState],
+        others: Callable[[], Sequence[MemberRecord]],
         emit: Callable[[NodeEvent], None],
     ) -> None:
         self._policy = LivenessPolicy(hang_s=hang_s, interval_s=min(1.0, hang_s / 8))
         self._readings = readings
         self._node = node
+        self._others = others
         self._emit = emit
         self._state = LivenessState()
 
@@ -42,7 +51,12 @@ class HangWatch:
         members = [node.key(slot) for slot in node.slots if slot.trains and node.engaged(slot)]
         pages = self._readings()
         readings = {key: pages[key] for key in members if key in pages}
-        self._state = liveness.observe(self._state, self._policy, readings, now)
+        # What others say may be long over where the store cannot be reached.
+        others = () if node.past_lease(now) else self._others()
+        self._state = liveness.observe(self._state, self._policy, readings, now, others)
+        waits = liveness.waits(self._state, self._policy, members, node.waits) if others else ()
+        if waits != node.waits:
+            self._emit(WaitsChanged(waits))
         verdict = liveness.judge(self._state, self._policy, members, plan)
         if isinstance(verdict, liveness.Stuck):
             self._emit(GenerationStuck(verdict.generation, verdict.reason))

@@ -188,7 +188,7 @@ class Supervisor:
         self._spawn(self._membership.follow(), "watch")
         self._spawn(self._membership.keep_lease(), "lease")
         self._spawn(self._membership.tend(), "own keys")
-        self._spawn(self._watch_for_hangs(), "hang watch")
+        self._spawn(self._hang_watch().run(), "hang watch")
         self._spawn(self._rotate_logs(), "log rotation")
         self._spawn(self._requests.stop_when_all_drain(), "last node")
         self._spawn(self._decide(), "decisions")
@@ -331,9 +331,10 @@ class Supervisor:
         if not self._finished.done():
             self._finished.set_exception(error)
 
-    async def _watch_for_hangs(self) -> None:
+    def _hang_watch(self) -> HangWatch:
         bound_s = timeouts.derive(self.config, self.config.node.workers).hang_s
-        await HangWatch(bound_s, self._workers.readings, lambda: self._node, self._emit).run()
+        others, pages = self._membership.neighbours.records, self._workers.readings
+        return HangWatch(bound_s, pages, lambda: self._node, others, self._emit)
 
     async def _rotate_logs(self) -> None:
         while True:
