@@ -7,7 +7,7 @@ import msgspec
 
 from rallypoint.daemon.core.records import JobRecord, MemberRecord
 from rallypoint.daemon.executors.store import KeyValue, Listing
-from rallypoint.daemon.shared.plan import Plan
+from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
 T = TypeVar("T")
 
@@ -84,6 +84,14 @@ class View:
 
     def sorted_members(self) -> tuple[MemberRecord, ...]:
         return tuple(member for _, member in sorted(self.members.items()))
+
+    def address(self, key: WorkerKey) -> tuple[str, int] | None:
+        """Where a worker listens: as its node says, else as the newest plan does."""
+        member = self.members.get(key.node)
+        for slot in member.slots if member is not None else ():
+            if (slot.slot, slot.incarnation) == (key.slot, key.incarnation):
+                return slot.host, slot.port
+        return None if self.plan is None else self.plan.address(key)
 
     def newest_generation(self) -> int:
         """The newest generation number that the plan, a member or its checkpoint mentions."""

@@ -145,9 +145,4 @@ class Performer:
         """Where the worker listens; None when it is known to be gone."""
         if key.node == self._node_name and self._workers.is_gone(key):
             return None
-        member = self._membership.view.members.get(key.node)
-        for slot in member.slots if member is not None else ():
-            if (slot.slot, slot.incarnation) == (key.slot, key.incarnation):
-                return slot.host, slot.port
-        plan = self._membership.view.plan
-        return None if plan is None else plan.address(key)
+        return self._membership.view.address(key)

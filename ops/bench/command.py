@@ -1,4 +1,4 @@
-"""``rallypoint bench recovery|throughput|ppo|scaling|soak``: measurements on this machine."""
+"""``rallypoint bench recovery|throughput|ppo|scaling|soak|membership``: measurements on this machine."""
 
 import argparse
 import itertools
@@ -11,8 +11,19 @@ from typing import Any
 from rallypoint.daemon.shared.command import Command
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.tasks import TASK_OVERRIDES
-from rallypoint.ops.bench import peer, ppo, recovery, report, scaling, soak, throughput
+from rallypoint.ops.bench import (
+    membership,
+    membershipreport,
+    peer,
+    ppo,
+    recovery,
+    report,
+    scaling,
+    soak,
+    throughput,
+)
 from rallypoint.ops.bench.job import Job
+from rallypoint.ops.bench.membership import Loss
 from rallypoint.ops.bench.recovery import Kill
 from rallypoint.ops.bench.soak import Blow
 from rallypoint.ops.bench.throughput import Setting
@@ -62,11 +73,13 @@ class BenchCommand:
         scales.add_argument("--workers", type=_counts, default=(1, 2, 4), metavar="N,N,…")
         scales.add_argument("--iterations", type=int, default=20, metavar="N")
         scales.add_argument("--seed", type=int, default=1, help="of the job")
+        _configure_membership(benchmarks)
         for parts, task in (
             *((one, DEFAULT) for one in (kills, rates, rivals, scales)),
             (blows, "pointmass"),
         ):
-            _add_common(parts, task)
+            parts.add_argument("--task", default=task, choices=sorted(TASK_OVERRIDES))
+            _add_common(parts)
 
     def run(self, args: argparse.Namespace) -> int:
         """0; 1 when a kill was not recovered from, or something did not hold."""
@@ -84,6 +97,9 @@ class BenchCommand:
                 document = _scaling(args, Path(directory))
                 text = scaling.text(document)
                 failed = not document["agrees"]
+            elif args.benchmark == "membership":
+                document = _membership(args, Path(directory))
+                text = membershipreport.text(document)
             elif args.benchmark == "ppo":
                 document = _ppo(args, Path(directory))
                 text = ppo.text(document)
@@ -97,15 +113,24 @@ class BenchCommand:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    """Numbers of workers, ascending, from ``1,2,4``."""
+    """Numbers of workers or nodes, ascending, from ``1,2,4``."""
     counts = tuple(sorted({int(part) for part in text.split(",")}))
     if counts[0] < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: at least 1 worker")
+        raise argparse.ArgumentTypeError(f"{text!r}: at least 1")
     return counts
 
 
-def _add_common(parser: argparse.ArgumentParser, task: str) -> None:
-    parser.add_argument("--task", default=task, choices=sorted(TASK_OVERRIDES))
+def _configure_membership(benchmarks: Any) -> None:
+    text = "nodes without workers on one etcd: time from a loss to everybody having the new plan"
+    parser = benchmarks.add_parser("membership", help=text, description=text)
+    parser.add_argument("--nodes", type=_counts, default=(10, 100), metavar="N,N,…")
+    parser.add_argument("--losses", type=int, default=5, metavar="N", help="of each kind (5)")
+    parser.add_argument("--idle-s", type=float, default=10.0, metavar="S", help="watched idle (10)")
+    parser.add_argument("--seed", type=int, default=1, help="of victims")
+    _add_common(parser)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
     text = "a further setting of the job; may be repeated"
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help=text
@@ -173,6 +198,33 @@ def _scaling(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         for n in args.workers
     ]
     return scaling.document(sizes, {**_about(args), "iterations": args.iterations})
+
+
+def _membership(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    if args.nodes[0] < 3 or args.losses < 1 or args.idle_s <= 0:
+        raise ConfigError(
+            f"--nodes {args.nodes[0]} --losses {args.losses} --idle-s {args.idle_s:g}: at least 3 nodes, "
+            "1 loss, and more than 0 s"
+        )
+
+    def show(nodes: int, loss: Loss) -> None:
+        if not args.json:
+            print(membershipreport.loss_text(nodes, loss), flush=True)
+
+    sizes = [
+        membership.measure(
+            directory / f"{nodes}",
+            nodes,
+            losses=args.losses,
+            idle_s=args.idle_s,
+            settings=args.settings,
+            seed=args.seed,
+            show=show,
+        )
+        for nodes in args.nodes
+    ]
+    about = {"seed": args.seed, "settings": args.settings, "losses_of_each_kind": args.losses}
+    return membershipreport.document(sizes, about)
 
 
 def _throughput(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
