@@ -77,7 +77,8 @@ def summary(status: dict[str, Any]) -> list[str]:
         f"size {_text(status['world_size'])}, iteration {_text(status['iteration'])}, "
         f"{_text(status['env_steps'])} env steps, {_text(status['num_envs'])} envs"
     )
-    lines = [run, f"metrics {_text(status['metrics_url'])}"]
+    because = [] if status["reason"] is None else [f"{status['state']}: {status['reason']}"]
+    lines = [run, *because, f"metrics {_text(status['metrics_url'])}"]
     if change["generation"] is not None:
         total = change["seconds"]["total"]
         took = "" if total is None else f" in {total:.2f} s"

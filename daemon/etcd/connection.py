@@ -7,7 +7,9 @@ after one try, long before the ping of its channel fails.
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Coroutine, Iterator
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +77,11 @@ class Method(Generic[Request, Response]):
     def path(self) -> str:
         return f"/etcdserverpb.{self.service}/{self.name}"
 
+    @property
+    def label(self) -> str:
+        """Its name in metrics."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.name).lower()
+
 
 AUTHENTICATE: Final = Method[rpc_pb2.AuthenticateRequest, rpc_pb2.AuthenticateResponse](
     "Auth", "Authenticate", rpc_pb2.AuthenticateResponse
@@ -122,14 +129,27 @@ class Stream(Generic[Request, Response]):
             task.cancel()
 
 
+Observe = Callable[[str, float], None]
+"""Takes the label of a method and how long a call of it took, seconds, all tries included."""
+
+
 class Connection:
     """Calls with failover. ``try_s`` bounds a try, ``total_s`` a call with all its tries, seconds.
+    ``observe`` is told of each call, also of one that fails.
 
     Raises `ConfigError` when a file of ``access`` cannot be read.
     """
 
-    def __init__(self, access: Access, *, try_s: float, total_s: float) -> None:
+    def __init__(
+        self,
+        access: Access,
+        *,
+        try_s: float,
+        total_s: float,
+        observe: Observe = lambda label, seconds: None,
+    ) -> None:
         self._access = access
+        self._observe = observe
         self.try_s = try_s
         self.total_s = total_s
         self._credentials = _credentials(access)
@@ -195,7 +215,20 @@ class Connection:
 
     # --- failover -----------------------------------------------------------------------------
 
+    @contextmanager
+    def timed(self, method: Method[Any, Any]) -> Iterator[None]:
+        """Measure what is done inside as one call."""
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._observe(method.label, time.monotonic() - began_s)
+
     async def _failover(self, method: Method[Any, Response], once: Any) -> tuple[Response, bool]:
+        with self.timed(method):
+            return await self._try_all(method, once)
+
+    async def _try_all(self, method: Method[Any, Response], once: Any) -> tuple[Response, bool]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.total_s
         for tries in itertools.count():
@@ -315,7 +348,8 @@ class Connection:
             return
         password = _read(file).decode().partition("\n")[0].rstrip("\r")
         request = rpc_pb2.AuthenticateRequest(name=user, password=password)
-        self._token = (await self._send(at, AUTHENTICATE, request, timeout_s)).token
+        with self.timed(AUTHENTICATE):
+            self._token = (await self._send(at, AUTHENTICATE, request, timeout_s)).token
 
 
 def _serialize(message: Message) -> bytes:

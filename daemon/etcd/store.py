@@ -19,7 +19,7 @@ from rallypoint.daemon.errors import (
     StoreUnavailableError,
 )
 from rallypoint.daemon.etcd import rpc_pb2
-from rallypoint.daemon.etcd.connection import Access, Connection, Method, Stream
+from rallypoint.daemon.etcd.connection import Access, Connection, Method, Observe, Stream
 from rallypoint.daemon.executors.store import (
     Deleted,
     KeyValue,
@@ -56,14 +56,23 @@ _WATCH_PAUSE_S: Final = 0.2
 class EtcdStore:
     """`MembershipStore` on etcd. ``detect_s`` bounds each call, a third of it each try, so that one
     frozen member or a change of leader costs no lease of ``detect_s``. ``total_s`` lets calls wait
-    longer than that.
+    longer than that. ``observe`` is told how long each call took.
 
     It belongs to the event loop that first uses it. Raises `ConfigError` when a file of ``access``
     cannot be read.
     """
 
-    def __init__(self, access: Access, *, detect_s: float, total_s: float | None = None) -> None:
-        self._connection = Connection(access, try_s=detect_s / 3, total_s=total_s or detect_s)
+    def __init__(
+        self,
+        access: Access,
+        *,
+        detect_s: float,
+        total_s: float | None = None,
+        observe: Observe = lambda label, seconds: None,
+    ) -> None:
+        self._connection = Connection(
+            access, try_s=detect_s / 3, total_s=total_s or detect_s, observe=observe
+        )
 
     async def get(self, key: str) -> KeyValue | None:
         response, _ = await self._connection.call(_RANGE, _range(key))
@@ -175,8 +184,9 @@ class EtcdStore:
         create: rpc_pb2.WatchCreateRequest,
         prefix: str,
     ) -> None:
-        await stream.send(rpc_pb2.WatchRequest(create_request=create))
-        first = await stream.receive(self._connection.try_s)
+        with self._connection.timed(_WATCH):
+            await stream.send(rpc_pb2.WatchRequest(create_request=create))
+            first = await stream.receive(self._connection.try_s)
         _refuse_canceled(first, prefix, create.start_revision)
 
 

@@ -38,11 +38,11 @@ from rallypoint.daemon.executors.entering import Admit, Entering
 from rallypoint.daemon.executors.leaderwrites import LeaderWrites
 from rallypoint.daemon.executors.membershipview import Keys, View, decode, encode
 from rallypoint.daemon.executors.neighbours import Neighbours
+from rallypoint.daemon.executors.patience import Patience
 from rallypoint.daemon.executors.store import KeyValue, Lease, MembershipStore, Put, WatchEvent
 from rallypoint.daemon.shared.plan import Plan
 
 _KEEPALIVE_S: Final = 1.0
-_RETRY_S: Final = 0.5
 _CONFLICT_S: Final = 0.05
 
 _log = structlog.get_logger(__name__)
@@ -50,7 +50,7 @@ _log = structlog.get_logger(__name__)
 
 class Membership:
     """``emit`` takes the events of both machines, from the event loop. After `join`, `follow`,
-    `keep_lease` and `tend` must run."""
+    `relist`, `keep_lease` and `tend` must run."""
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class Membership:
         node: str,
         *,
         detect_s: float,
+        relist_s: float,
         newest_generation: int,
         bind: str | None = None,
         emit: Callable[[NodeEvent | LeaderEvent], None],
@@ -72,6 +73,7 @@ class Membership:
         )
         self._store = store
         self._detect_s = detect_s
+        self._relist_s = relist_s
         self._newest_generation = newest_generation
         self._emit = emit
         self._lease: Lease | None = None
@@ -94,7 +96,8 @@ class Membership:
         self._entering = Entering(store, self._keys, self._writes, agreed, admit)
         self._writing = asyncio.Lock()
         """One write of the leader at a time, in the order in which they were decided."""
-        self._trouble = False
+        self.patience = Patience()
+        """What is asked of the store, and what stands in its way."""
         self.joined = False
 
     # --- life ---------------------------------------------------------------------------------
@@ -110,7 +113,8 @@ class Membership:
                 await self._join(job, plans)
                 done = True
             except StoreUnavailableError as error:
-                await self._pause_after(error)
+                await self.patience.pause_after("join", error)
+        self.patience.done("join")
         self.joined = True
 
     async def _join(self, job: JobRecord, plans: Sequence[Plan]) -> None:
@@ -129,22 +133,38 @@ class Membership:
                 return  # the store was closed
             except CompactedError as error:
                 _log.warning("store_watch_restarted", reason=str(error))
-                await self._until_done(self._read_all)
             except StoreError as error:
-                await self._pause_after(error)
+                await self.patience.pause_after("watch", error)
+            await self.patience.until_done("watch", self._read_all)
+
+    async def relist(self) -> None:
+        """Compare what we know with a listing, rarely, without end: a change that the watch did not bring
+        is seen then."""
+        while True:
+            await asyncio.sleep(self._relist_s)
+            await self.patience.until_done("listing", self._compare)
+
+    async def _compare(self) -> None:
+        listing = await self._store.list(self._keys.prefix)
+        await asyncio.sleep(self._relist_s / 60)  # what is on its way is not lost
+        rewritten = self._keys.member if self._stale else ""
+        missed = [key for key in self.view.missed(listing) if key != rewritten]
+        if missed:
+            _log.warning("watch_event_lost", keys=missed, reason="listed, but never watched")
+            await self._read_all()
 
     async def keep_lease(self) -> None:
         """Renew the lease, without end; a lost one is replaced and our keys are written again."""
         while True:
             await asyncio.sleep(min(_KEEPALIVE_S, self._detect_s / 3))
-            await self._until_done(self._keep_once)
+            await self.patience.until_done("lease", self._keep_once)
 
     async def tend(self) -> None:
         """Keep our record in the store, and lead when nobody does, without end."""
         while True:
             await self._stir.wait()
             self._stir.clear()
-            await self._until_done(self._tend_once)
+            await self.patience.until_done("own keys", self._tend_once)
 
     async def doubt_leader(self) -> None:
         """Somebody is lost: is it the leader? When its supervisor is gone, its key is taken over without
@@ -201,7 +221,7 @@ class Membership:
                 await asyncio.sleep(_CONFLICT_S)  # the watch may say that we lead no more
 
         async with self._writing:
-            await self._until_done(change)
+            await self.patience.until_done("job record", change)
 
     async def read_job(self) -> JobRecord | None:
         """The job record as of now."""
@@ -363,25 +383,6 @@ class Membership:
     def _lead_is(self, revision: int) -> bool:
         leader = self.view.leader
         return revision > 0 and leader is not None and leader.mod_revision == revision
-
-    async def _until_done(self, work: Callable[[], Any]) -> None:
-        """Do ``work`` again until the store answers."""
-        while True:
-            try:
-                await work()
-            except StoreError as error:
-                await self._pause_after(error)
-            else:
-                if self._trouble:
-                    self._trouble = False
-                    _log.info("store_back", reason="the membership store answers again")
-                return
-
-    async def _pause_after(self, error: StoreError) -> None:
-        if not self._trouble:
-            self._trouble = True
-            _log.warning("store_unavailable", reason=f"{error}; training goes on meanwhile")
-        await asyncio.sleep(_RETRY_S)
 
     def _require_lease(self) -> Lease:
         if self._lease is None:

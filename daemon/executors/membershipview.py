@@ -57,6 +57,8 @@ class View:
     plan: Plan | None = None
     job: JobRecord | None = None
     leader: KeyValue | None = None
+    revisions: dict[str, int] = field(default_factory=dict)
+    """Revision of the last change of each key that is there."""
 
     @classmethod
     def of(cls, keys: Keys, listing: Listing) -> "View":
@@ -69,6 +71,10 @@ class View:
     def see(self, key: str, item: KeyValue | None) -> None:
         """Take one change; ``item`` None: the key is gone. A plan and a job never go."""
         keys = self.keys
+        if item is None:
+            self.revisions.pop(key, None)
+        else:
+            self.revisions[key] = item.mod_revision
         if key.startswith(keys.members):
             node = key.removeprefix(keys.members)
             if item is None:
@@ -81,6 +87,13 @@ class View:
             self.plan = decode(item, Plan)
         elif key == keys.job and item is not None:
             self.job = decode(item, JobRecord)
+
+    def missed(self, listing: Listing) -> list[str]:
+        """Keys whose last change before this listing was never seen here."""
+        there = {item.key: item.mod_revision for item in listing.items}
+        changed = [key for key, at in there.items() if at > self.revisions.get(key, 0)]
+        known = ((key, at) for key, at in self.revisions.items() if key not in there)
+        return sorted([*changed, *(key for key, at in known if at <= listing.revision)])
 
     def sorted_members(self) -> tuple[MemberRecord, ...]:
         return tuple(member for _, member in sorted(self.members.items()))

@@ -47,6 +47,17 @@ RESTART_REASONS: Final = (
     "unknown",
 )
 ENV_SCOPES: Final = ("worker", "global", "deficit")
+ETCD_CALLS: Final = (
+    "range",
+    "put",
+    "delete_range",
+    "txn",
+    "lease_grant",
+    "lease_keep_alive",
+    "lease_revoke",
+    "watch",
+    "authenticate",
+)
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 300)
 _MAX_TRAIN_FIGURES: Final = 128
 
@@ -120,6 +131,13 @@ TABLE: Final = (
         "all have reported.",
     ),
     Spec(
+        "etcd_request_seconds",
+        "histogram",
+        "Time of each call to etcd, all tries and endpoints included, also of one that fails; watch: "
+        "until it is set up. Empty with embedded membership.",
+        {"call": ETCD_CALLS},
+    ),
+    Spec(
         "collective_seconds",
         "summary",
         "Time in each collective, the wait for slower ranks included, over all workers of this node.",
@@ -183,6 +201,10 @@ class Metrics:
         """Put a value into a histogram."""
         histogram = self._histograms[name]
         (histogram.labels(**labels) if labels else histogram).observe(seconds)
+
+    def etcd_request(self, call: str, seconds: float) -> None:
+        """One call to etcd took this long."""
+        self.observe("etcd_request_seconds", seconds, call=call)
 
     def count_collectives(self, uses: Mapping[str, collectives.Use]) -> None:
         """What a worker reports of its collectives, by name; one that is not known here is of an

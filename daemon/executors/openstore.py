@@ -11,6 +11,7 @@ from rallypoint.daemon.executors import persist
 from rallypoint.daemon.executors.embedded import EmbeddedStore
 from rallypoint.daemon.executors.membership import Membership
 from rallypoint.daemon.executors.store import MembershipStore
+from rallypoint.daemon.shared import timeouts
 from rallypoint.daemon.shared.config import Config, MembershipSection
 
 
@@ -21,13 +22,16 @@ def open_membership(
     *,
     fresh: bool,
     emit: Callable[[NodeEvent | LeaderEvent], None],
+    observe: Callable[[str, float], None],
 ) -> Membership:
-    """This node in the store; it has not joined yet. Raises `ConfigError` like `open_store`."""
+    """This node in the store; it has not joined yet. ``observe`` takes each call to a server and its
+    seconds. Raises `ConfigError` like `open_store`."""
     return Membership(
-        open_store(config.membership),
+        open_store(config.membership, observe),
         config.job.name,
         config.node.name,
         detect_s=config.membership.detect_s,
+        relist_s=timeouts.derive(config).relist_s,
         newest_generation=state.generation,
         bind=None if config.membership.backend == "embedded" else config.node.bind,
         agreed=msgspec.json.encode(state.agreed),
@@ -38,7 +42,9 @@ def open_membership(
     )
 
 
-def open_store(section: MembershipSection) -> MembershipStore:
+def open_store(
+    section: MembershipSection, observe: Callable[[str, float], None]
+) -> MembershipStore:
     """Nothing is asked of a server yet. Raises `ConfigError` when a file cannot be read."""
     if section.backend == "embedded":
         return EmbeddedStore()
@@ -54,7 +60,7 @@ def open_store(section: MembershipSection) -> MembershipStore:
         user=section.user,
         password_file=_path(section.password_file),
     )
-    return EtcdStore(access, detect_s=section.detect_s)
+    return EtcdStore(access, detect_s=section.detect_s, observe=observe)
 
 
 def _path(text: str | None) -> Path | None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from rallypoint.daemon.core import holding
 from rallypoint.daemon.core.nodestate import NodeState
 from rallypoint.daemon.core.records import JobRecord, MemberRecord
 from rallypoint.daemon.executors.metrics import PHASES
@@ -14,17 +15,31 @@ ShownJobState = Literal["starting", "running", "holding", "paused", "finished", 
 
 
 def _job_state(
-    job: JobRecord, formed: Plan | None, node: NodeState, elsewhere: list[dict[str, Any]]
-) -> ShownJobState:
-    """The stored state, and what follows from the members: before anything has formed the job is
-    starting; without ``min_workers`` it holds, unless the node is on its way out."""
+    config: Config,
+    job: JobRecord,
+    formed: Plan | None,
+    node: NodeState,
+    elsewhere: list[dict[str, Any]],
+    trouble: str,
+) -> tuple[ShownJobState, str]:
+    """The stored state, and what follows from the members, each with its reason: before anything has
+    formed the job is starting; without ``min_workers`` it holds, and also where a generation is broken
+    and no other can be agreed, unless the node is on its way out."""
     if job.state != "running" or node.ending is not None:
-        return job.state
+        return job.state, job.reason
     if formed is None:
-        return "starting"
+        return "starting", trouble
     here = any(slot.trains and slot.rank is not None for slot in node.slots)
-    taken_part = here or any(worker["rank"] is not None for worker in elsewhere)
-    return "holding" if formed.hold or not taken_part else "running"
+    if not (here or any(worker["rank"] is not None for worker in elsewhere)):
+        text = f"no worker of generation {formed.generation} takes part"
+        return "holding", f"{text}; {trouble}" if trouble else text
+    if formed.hold:
+        numbers = f"{formed.world_size} of job.min_workers = {config.job.min_workers}"
+        return "holding", f"generation {formed.generation} has {numbers} workers"
+    broken = holding.broken_here(node)
+    if broken and trouble:
+        return "holding", f"{broken}, and no other generation can be agreed: {trouble}"
+    return "running", ""
 
 
 def build(
@@ -34,11 +49,13 @@ def build(
     node: NodeState,
     recorder: Recorder,
     others: Sequence[MemberRecord],
+    trouble: str,
     metrics_url: str,
     now_unix_s: float,
 ) -> dict[str, Any]:
     """The document; values that are not there are None. It shows the whole job: workers of ``others``
-    as the store has them, which does not know their process, nor each iteration."""
+    as the store has them, which does not know their process, nor each iteration. ``trouble``: why
+    nothing can be agreed through the store now; "" while it can."""
     formed = recorder.formed_plan
     checkpoint = recorder.checkpoint
     elsewhere = _workers_elsewhere(config, others, formed)
@@ -47,9 +64,11 @@ def build(
     iteration, env_steps = recorder.iteration, recorder.env_steps
     if not recorder.takes_part:
         iteration, env_steps = max(iteration, job.iteration), max(env_steps, job.env_steps)
+    state, reason = _job_state(config, job, formed, node, elsewhere, trouble)
     return {
         "job": config.job.name,
-        "state": _job_state(job, formed, node, elsewhere),
+        "state": state,
+        "reason": reason or None,
         "generation": None if formed is None else formed.generation,
         "world_size": None if formed is None else formed.world_size,
         "iteration": iteration,

@@ -8,13 +8,13 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
 
-from rallypoint.daemon.core import leader, node, permission
+from rallypoint.daemon.core import holding, leader, node, permission
 from rallypoint.daemon.core.events import (
     AdoptedWorker,
     CollectivesEnded,
@@ -42,6 +42,7 @@ from rallypoint.daemon.executors.openstore import open_membership
 from rallypoint.daemon.executors.perform import Machine, Performer
 from rallypoint.daemon.executors.recorder import Recorder
 from rallypoint.daemon.executors.requests import Requests
+from rallypoint.daemon.executors.tasks import Tasks
 from rallypoint.daemon.executors.workers import Workers
 from rallypoint.daemon.shared import configload, messages, timeouts
 from rallypoint.daemon.shared.config import Config
@@ -97,13 +98,19 @@ class Supervisor:
         journal = Journal(rundir.journal, self._drawing.follow)
         self.recorder = Recorder(journal, self._metrics, config, BooksFile(rundir.books))
         self._queue: asyncio.Queue[tuple[Machine, NodeEvent | LeaderEvent]] = asyncio.Queue()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._fail)
+        self._spawn = self._tasks.spawn
         self._job = persist.first_job(self._state.state, config, versions)
         self.recorder.iteration, self.recorder.env_steps = self._job.iteration, self._job.env_steps
         self._node = node.initial(policies.node_policy(config, self._state.state, versions))
         self._leader = leader.initial(policies.leader_policy(config))
         self._membership = open_membership(
-            config, self._state.state, versions, fresh=fresh, emit=self._emit
+            config,
+            self._state.state,
+            versions,
+            fresh=fresh,
+            emit=self._emit,
+            observe=self._metrics.etcd_request,
         )
         self._workers = Workers(
             rundir,
@@ -186,6 +193,7 @@ class Supervisor:
         self._emit(NodeStarted(tuple(AdoptedWorker(p.key, p.pid) for p in adopted)))
         await self._workers.control.start()
         self._spawn(self._membership.follow(), "watch")
+        self._spawn(self._membership.relist(), "re-list")
         self._spawn(self._membership.keep_lease(), "lease")
         self._spawn(self._membership.tend(), "own keys")
         self._spawn(self._hang_watch().run(), "hang watch")
@@ -202,8 +210,7 @@ class Supervisor:
 
     async def _close(self, outcome: Outcome) -> None:
         """End what still runs, settle the books, and say good-bye."""
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         self._performer.close()
         await self._workers.processes.end_all()
         self.recorder.close()
@@ -269,12 +276,14 @@ class Supervisor:
 
     def status(self) -> dict[str, Any]:
         """The document of ``rallypoint status --json``."""
+        lease = holding.lease_trouble(self._node, time.monotonic())
         return status.build(
             config=self.config,
             job=self._job,
             node=self._node,
             recorder=self.recorder,
             others=self._membership.neighbours.records(),
+            trouble=self._membership.patience.trouble or lease,
             metrics_url=self._http.url,
             now_unix_s=time.time(),
         )
@@ -312,16 +321,6 @@ class Supervisor:
         if not self._finished.done():
             self._finished.set_result(Outcome(code, reason))
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
-
     def _on_loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback raised: a fault of this program; asyncio would only log it and go on."""
         error = context.get("exception")
@@ -346,8 +345,9 @@ class Supervisor:
         return float("nan") if checkpoint is None else time.time() - checkpoint.at_unix_s
 
     def _why_not_ready(self) -> str:
-        state = self.status()["state"]
-        return "" if state == "running" else f"the job is {state}"
+        state, reason = (self.status()[key] for key in ("state", "reason"))
+        shown = f"the job is {state}"
+        return "" if state == "running" else shown if reason is None else f"{shown}: {reason}"
 
     def log_facts(self) -> dict[str, Any]:
         """What every log line carries."""

@@ -41,6 +41,8 @@ class Timeouts:
     """How long a restore waits for who holds something newer: orphan_grace + detect."""
     adopt_s: float
     """How long an adopted worker may take to say Hello to its new supervisor: detect."""
+    relist_s: float
+    """A node compares what it knows of the store with a listing this often: 12 x detect."""
     answer_s: float
     """How long a worker waits for the answer to a commit question: detect."""
 
@@ -67,6 +69,7 @@ def derive(config: Config, world_size: int = 2) -> Timeouts:
         witness_s=detect_s / 5,
         holder_wait_s=config.membership.orphan_grace_s + detect_s,
         adopt_s=detect_s,
+        relist_s=12 * detect_s,
         answer_s=detect_s,
     )
     _check_nesting(timeouts)

@@ -137,6 +137,20 @@ class EtcdCluster:
         revision: int = answer["Status"]["header"]["revision"]
         return revision
 
+    def fill(self) -> None:
+        """Write until it is full: started with ``--quota-backend-bytes``, it refuses what is new then."""
+        for _ in range(100):
+            if "database space exceeded" in self.ctl("put", "/big", "x" * 120_000, check=False):
+                return
+        raise AssertionError("it takes all that is written")
+
+    def make_room(self) -> None:
+        """What an operator does about a full store: compact, defragment, clear the alarm."""
+        self.ctl("del", "/big")
+        self.ctl("compact", str(self.revision()))
+        self.ctl("defrag")
+        self.ctl("alarm", "disarm")
+
     def kill(self, number: int) -> None:
         self.processes[number].kill()
         self.processes[number].wait()

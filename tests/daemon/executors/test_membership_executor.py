@@ -1,7 +1,7 @@
 """This node in the store: what is written is compared, and what changes becomes events."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -11,6 +11,8 @@ from rallypoint.daemon.core import events
 from rallypoint.daemon.core.records import JobRecord, MemberRecord, SlotRecord
 from rallypoint.daemon.executors.embedded import EmbeddedStore
 from rallypoint.daemon.executors.membership import Membership
+from rallypoint.daemon.executors.membershipview import Keys, View, encode
+from rallypoint.daemon.executors.store import Put, WatchEvent
 from rallypoint.daemon.shared.errors import ConfigError
 from tests.fakes.facts import A, B, plan
 
@@ -31,6 +33,23 @@ class Clock:
         return self.now
 
 
+class ForgetfulStore(EmbeddedStore):
+    """Its watches leave out changes of the keys in ``unseen``, as they were to come."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.unseen: set[str] = set()
+        self.lost: list[str] = []
+
+    async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[WatchEvent]:
+        async for event in super().watch(prefix, from_revision):
+            key = event.item.key if isinstance(event, Put) else event.key
+            if key in self.unseen:
+                self.lost.append(key)
+            else:
+                yield event
+
+
 class Node:
     """One node with its store, and the events that it was told."""
 
@@ -39,7 +58,14 @@ class Node:
         self._arrived = asyncio.Event()
         self.tasks: list[asyncio.Task[None]] = []
         self.membership = Membership(
-            store, "default", name, detect_s=5.0, newest_generation=3, bind=bind, emit=self._take
+            store,
+            "default",
+            name,
+            detect_s=5.0,
+            relist_s=0.06,
+            newest_generation=3,
+            bind=bind,
+            emit=self._take,
         )
 
     def _take(self, event: object) -> None:
@@ -227,5 +253,57 @@ def test_a_watch_that_fell_behind_reads_anew() -> None:
         node.membership.set_member(record())
         while (await node.wait_for(events.MembersChanged)).members != (record(),):
             pass  # what is read anew may come before the record is written
+
+    on_store(use)
+
+
+@pytest.mark.parametrize("change", ["job", "member", "gone"])
+def test_a_change_that_no_watch_brought_is_seen_by_the_next_listing(change: str) -> None:
+    async def use() -> None:
+        store = ForgetfulStore(Clock())
+        try:
+            node = await joined(store)
+            node.tasks.append(asyncio.create_task(node.membership.relist()))
+            there = "/rallypoint/default/members/other"
+            await store.put(there, encode(record("other")))
+            assert (await node.wait_for(events.MembersChanged)).members == (record("other"),)
+            store.unseen = {there, "/rallypoint/default/job"}
+            if change == "job":
+                assert await node.membership.publish(plan(4, A), 0)
+                assert await node.membership.mark_formed(4, {})
+                while (await node.wait_for(events.JobSeen)).job.formed != 4:
+                    pass
+            elif change == "member":
+                await store.put(there, encode(record("other", last_formed=9)))
+                seen = await node.wait_for(events.MembersChanged)
+                assert seen.members == (record("other", last_formed=9),)
+            else:
+                await store.delete(there)
+                assert (await node.wait_for(events.MembersChanged)).members == ()
+            assert store.lost
+            assert node.membership.view.missed(await store.list("/rallypoint/default/")) == []
+        finally:
+            await store.close()
+            for task in node.tasks:
+                task.cancel()
+
+    asyncio.run(use())
+
+
+def test_a_view_knows_what_it_missed() -> None:
+    async def use(store: EmbeddedStore, clock: Clock) -> None:
+        keys = Keys("default", "local")
+        for node in ("a", "b"):
+            await store.put(f"{keys.members}{node}", encode(record(node)))
+        view = View.of(keys, await store.list(keys.prefix))
+        assert view.missed(await store.list(keys.prefix)) == []
+        await store.delete(f"{keys.members}a")
+        await store.put(keys.job, encode(JOB))
+        listing = await store.list(keys.prefix)
+        assert view.missed(listing) == [keys.job, f"{keys.members}a"]
+        view.see(keys.job, await store.get(keys.job))
+        await store.put(f"{keys.members}b", encode(record("b", last_formed=1)))
+        view.see(f"{keys.members}b", await store.get(f"{keys.members}b"))  # later than the listing
+        assert view.missed(listing) == [f"{keys.members}a"]
 
     on_store(use)

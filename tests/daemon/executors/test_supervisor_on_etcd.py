@@ -12,6 +12,8 @@ from tests.fakes.supervised import Status, Supervised, pids, supervised
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
+QUOTA_BYTES = 4 * 2**20
+
 
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
@@ -59,14 +61,40 @@ def test_without_etcd_training_goes_on_and_a_loss_heals_after(
         assert trained["generation"] == before["generation"]
         run.wait_for(lambda _: bool(run.logged("store_unavailable")))
         survivor = kill_rank_1(before)
-        held = run.wait_for(lambda s: "ready" in {w["state"] for w in s["workers"]})
+        held = run.wait_for(
+            lambda s: s["state"] == "holding" and "ready" in {w["state"] for w in s["workers"]}
+        )
         assert held["generation"] == before["generation"]
+        why = (
+            f"of generation {before['generation']} is gone, and no other generation can be agreed: "
+        )
+        assert why in held["reason"]
         etcd.restart(0)
         after = run.wait_for(lambda s: s["generation"] > before["generation"])
         assert pids(after)[survivor] == pids(before)[survivor]
         healed = run.wait_for_training(2)
         assert healed["iteration"] >= trained["iteration"]
         assert run.logged("store_back")
+        assert run.end() == 0
+
+
+def test_a_full_etcd_holds_a_loss_until_there_is_room_again(tmp_path: Path) -> None:
+    with (
+        cluster(tmp_path / "etcd", options=("--quota-backend-bytes", str(QUOTA_BYTES))) as etcd,
+        supervised(tmp_path / "run", *etcd.settings) as run,
+    ):
+        before = start(run)
+        etcd.fill()
+        trained = run.wait_for(lambda s: s["iteration"] >= before["iteration"] + 5)
+        assert (trained["state"], trained["reason"]) == ("running", None)
+        survivor = kill_rank_1(before)
+        held = run.wait_for(lambda s: s["state"] == "holding")
+        assert "database space exceeded" in held["reason"]
+        assert not run.logged("lease_lost")
+        etcd.make_room()
+        healed = run.wait_for_training(2)
+        assert pids(healed)[survivor] == pids(before)[survivor]
+        assert len(run.logged("store_unavailable")) == len(run.logged("store_back")) == 1
         assert run.end() == 0
 
 
