@@ -19,10 +19,10 @@ def open_membership(
     config: Config,
     state: persist.PersistedState,
     versions: dict[str, str],
-    *,
-    fresh: bool,
     emit: Callable[[NodeEvent | LeaderEvent], None],
     observe: Callable[[str, float], None],
+    *,
+    fresh: bool,
 ) -> Membership:
     """This node in the store; it has not joined yet. ``observe`` takes each call to a server and its
     seconds. Raises `ConfigError` like `open_store`."""

@@ -105,12 +105,7 @@ class Supervisor:
         self._node = node.initial(policies.node_policy(config, self._state.state, versions))
         self._leader = leader.initial(policies.leader_policy(config))
         self._membership = open_membership(
-            config,
-            self._state.state,
-            versions,
-            fresh=fresh,
-            emit=self._emit,
-            observe=self._metrics.etcd_request,
+            config, self._state.state, versions, self._emit, self._metrics.etcd_request, fresh=fresh
         )
         self._workers = Workers(
             rundir,
