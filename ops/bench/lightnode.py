@@ -53,7 +53,7 @@ class LightNode:
         self._port: socket.socket | None = None
         self._world_sizes: dict[int, int] = {}
         self._membership = open_membership(
-            self.config, state, self.versions, fresh=False, emit=self._emit
+            self.config, state, self.versions, self._emit, lambda call, seconds: None, fresh=False
         )
         job = persist.first_job(state, self.config, self.versions)
         await self._membership.join(job)
@@ -62,6 +62,7 @@ class LightNode:
         self._emit(ev.NodeStarted())
         for work in (
             self._membership.follow(),
+            self._membership.relist(),
             self._membership.keep_lease(),
             self._membership.tend(),
             self._decide(),
