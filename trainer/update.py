@@ -88,8 +88,8 @@ class PpoUpdate:
         zeros = torch.zeros(len(SAMPLE_FIGURES) + 2 * len(self.extra_figures), dtype=torch.float64)
         measured = [Measured(zeros, advantages=Moments.of(x.flatten())) for x, _ in found]
         shards = self._samples(reduction, parts, found, [m.advantages for m in measured])
-        statistics = self._statistics(reduction, shards, iteration)
-        weights = self._weights(reduction, shards, iteration)
+        statistics = self._statistics(collectives, reduction, shards, iteration)
+        weights = self._weights(collectives, reduction, shards, iteration)
         for epoch in range(self._config.epochs):
             epochs = [shard.epoch(iteration, epoch) for shard in shards]
             for dealt in zip(*epochs, strict=True):
@@ -101,17 +101,26 @@ class PpoUpdate:
         return reduction, measured
 
     def _statistics(
-        self, reduction: Reduction, shards: Sequence[MiniBatches], iteration: int
+        self,
+        collectives: Collectives,
+        reduction: Reduction,
+        shards: Sequence[MiniBatches],
+        iteration: int,
     ) -> EpochStatistics | None:
         if self._config.normaliser_update == "iteration":
             return None
+        collectives.hit("epoch_moments")
         epochs = self._config.epochs
         return EpochStatistics(
             self._normaliser, reduction, shards, iteration=iteration, epochs=epochs
         )
 
     def _weights(
-        self, reduction: Reduction, shards: Sequence[MiniBatches], iteration: int
+        self,
+        collectives: Collectives,
+        reduction: Reduction,
+        shards: Sequence[MiniBatches],
+        iteration: int,
     ) -> Iterator[Sequence[float] | None]:
         """Weights of the auxiliary terms' sums in each mini-batch. The loss is divided by the count of
         all samples; a term is a mean over its own population, whose count over all ranks is known
@@ -119,6 +128,7 @@ class PpoUpdate:
         if self._aux.latent is None:
             yield from itertools.repeat(None)
         local = [shard.populations(iteration, self._config.epochs) for shard in shards]
+        collectives.hit("aux_counts")
         counts = reduction.begin_sum("aux_counts", local)().view(-1, 2).tolist()
         for samples, privileged in counts:
             sizes = (samples - privileged, privileged, privileged)

@@ -27,6 +27,8 @@ NAMES: Final = (
     "block_count",
     "blocks",
     "gae",
+    "epoch_moments",
+    "aux_counts",
     "mini_batch",
     "backward_begin",
     "backward_end",
@@ -49,6 +51,9 @@ NAMES: Final = (
     "formed_before_mark",
     "formed_after_mark",
     "first_commit",
+    "rows_wanted",
+    "rows_bytes",
+    "rows",
     "leave_generation",
     # supervisor
     "supervisor_publish",

@@ -20,6 +20,7 @@ import datetime
 import os
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -39,6 +40,9 @@ from rallypoint.trainer.elastic.sockets import open_sockets, shut
 from rallypoint.trainer.errors import GroupBroken, RestartCold, TrainerError
 
 T = TypeVar("T")
+
+_POLL_S = (20e-6, 1e-3)
+"""Shortest and longest sleep between two looks at an operation that has not ended."""
 
 _PEER_LOSS_MARKS = (
     "gloo/transport",
@@ -95,7 +99,6 @@ class ProcessGroup:
         self._generation = 0
         self._pending: list[dist.Work] = []
         """Operations that have begun and whose end nobody has seen."""
-        self._wake = threading.Event()
         self._inside: object | None = None
         """Changes each time a guarded section is entered or left."""
         self._stuck: list[tuple[object, dist.Work]] = []
@@ -147,7 +150,6 @@ class ProcessGroup:
             if not 0 < self._generation < before:
                 return 0
             self._released = True
-            self._wake.set()
             if self._inside is not None:
                 self._expect_out(self._inside)
             if self._on_gpu:
@@ -238,14 +240,16 @@ class ProcessGroup:
         torch.cuda.current_stream(self._device).synchronize()
 
     def _wait_for_end(self, work: dist.Work) -> None:
-        self._wake = wake = threading.Event()
-        work.get_future().add_done_callback(lambda _: wake.set())
-        if not self._released:
-            wake.wait()
-        if self._released and not work.is_completed():
-            raise GroupBroken("the supervisor released this generation")
+        """Looks, rather than being told: to be woken through gloo's thread costs a second switch of
+        threads, which on busy cores is as long as the collective itself."""
+        began_s = time.monotonic()
+        while not work.is_completed():
+            if self._released:
+                raise GroupBroken("the supervisor released this generation")
+            waited_s = time.monotonic() - began_s
+            time.sleep(min(max(waited_s / 8, _POLL_S[0]), _POLL_S[1]))
         self._pending.remove(work)
-        work.wait()  # at its end (its future is told a little earlier): only says how it ended
+        work.wait()  # at its end: only says how it ended
 
     @contextlib.contextmanager
     def guard(self, name: str) -> Iterator[None]:

@@ -35,6 +35,7 @@ def exchange(
     marks = torch.zeros(2, blocks, dtype=torch.uint8)
     marks[0, sorted(lacking)] = 1
     marks[1, sorted(here)] = 1
+    collectives.hit("rows_wanted")
     by_rank = torch.stack(collectives.all_gather("rows_wanted", marks))
     someone_lacks, has = by_rank[:, 0].any(0), by_rank[:, 1]
     first = has.argmax(0)  # the lowest rank that has it
@@ -42,9 +43,11 @@ def exchange(
     mine = torch.from_numpy(np.isin(ids // size, sends.nonzero()[:, 0].numpy()))
     sent = {name: tensor[mine] for name, tensor in rows.items()}
     packed = _pack({**sent, ENV_IDS: torch.from_numpy(ids)[mine]})
+    collectives.hit("rows_bytes")
     lengths = [int(n) for n in collectives.all_gather("rows_bytes", torch.tensor([len(packed)]))]
     padded = nn.functional.pad(packed, (0, max(lengths) - len(packed)))
     received: list[dict[str, Tensor]] = []
+    collectives.hit("rows")
     for part, length in zip(collectives.all_gather("rows", padded), lengths, strict=True):
         tensors = tensorfile.parse(part[:length].clone(), "env rows of another rank")
         kept = torch.from_numpy(np.isin(tensors[ENV_IDS].numpy() // size, sorted(lacking)))

@@ -1,5 +1,5 @@
 """A peer that is stopped right before a collective: the others are released from it, one by one of all
-collectives of a default or an ordered job, and train on while it still is silent.
+collectives that there are, and train on while it still is silent.
 
 Nothing but the supervisor's plan ends their wait: the peer's connections stay open, and a collective
 of its own accord would wait for `collective_s` (120 s), twice the bound of every wait here.
@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
 
 from rallypoint.daemon.executors import proctable
 from rallypoint.daemon.shared import collectives, messages
-from rallypoint.daemon.shared.config import Config, EnvSection, MembershipSection, PpoSection
+from rallypoint.daemon.shared.config import AuxSection, Config, EnvSection, MembershipSection, PpoSection
 from rallypoint.daemon.shared.exitcodes import EXIT_RESTART_COLD
 from rallypoint.daemon.shared.failpoints import LOG_VARIABLE, VARIABLE
 from rallypoint.daemon.shared.plan import WorkerKey
@@ -37,37 +36,58 @@ RIGHT_BEFORE = {
     "advantage_moments": "gae",
     "mini_batch": "mini_batch",
     "gradients": "backward_begin",
+    "epoch_moments": "epoch_moments",
+    "aux_counts": "aux_counts",
     "last": "last_collective",
     "barrier": "prepared",
     "conclude": "conclude",
     "block_count": "block_count",
     "blocks": "blocks",
     "block_gradients": "backward_begin",
+    "rows_wanted": "rows_wanted",
+    "rows_bytes": "rows_bytes",
+    "rows": "rows",
 }
 """The failpoint right before each collective."""
 FORMING = ("who_is_where", "broadcast", "hash_compare")
-NOT_TRIED = {"aux_counts", "epoch_moments", "rows_bytes", "rows", "rows_wanted"}
-"""Of jobs with other options: no failpoint stands before them, and no case here stops anybody there."""
-ORDERED = ("block_count", "blocks", "block_gradients")
-"""With ``ppo.reduction = "ordered"``."""
-TRAINING = tuple(x for x in RIGHT_BEFORE if x not in (*FORMING, *ORDERED, "conclude"))
+ROWS = ("rows_wanted", "rows_bytes", "rows")
+"""With ``env.backup = "node"`` and members on several nodes, when a generation begins."""
+TRAINING = {
+    "advantage_moments": "default",
+    "mini_batch": "default",
+    "gradients": "default",
+    "last": "default",
+    "barrier": "default",
+    "block_count": "ordered",
+    "blocks": "ordered",
+    "block_gradients": "ordered",
+    "epoch_moments": "sonic_epochs",
+    "aux_counts": "latent",
+}
+"""Collectives of every iteration, and the job of `CONFIGS` that runs them."""
 STUCK_WORKER = Path(__file__).parents[2] / "fakes/stuck_worker.py"
-Reduction = Literal["ddp", "ordered"]
 CONFIG = Config(
     env=EnvSection(task="pointmass", num_envs=16),
     ppo=PpoSection(hidden=(16, 16), rollout_steps=8, epochs=2),
     membership=MembershipSection(orphan_grace_s=5.0),
 )
+CONFIGS = {
+    "default": CONFIG,
+    "ordered": replace(CONFIG, ppo=replace(CONFIG.ppo, reduction="ordered")),
+    "sonic_epochs": replace(CONFIG, ppo=replace(CONFIG.ppo, normaliser_update="sonic_epochs")),
+    "latent": replace(CONFIG, aux=AuxSection(latent=4)),
+    "backup": replace(CONFIG, env=replace(CONFIG.env, backup="node", budget="global", num_envs=48)),
+}
 
 
 class Scene:
-    """Two workers that stay, and a third one that is stopped again and again."""
+    """Two workers that stay, and a third one, of another node, that is stopped again and again."""
 
     def __init__(self, supervisor: ScriptedSupervisor, arming: Arming) -> None:
         self.supervisor = supervisor
         self.arming = arming
         self.stay = [supervisor.start(slot) for slot in range(2)]
-        self.third = supervisor.start(2)
+        self.third = supervisor.start(2, node="other")
         supervisor.wait_ready(*self.stay, self.third)
         supervisor.publish([*self.stay, self.third], restore=True, commit_first=True)
         self.train(*self.stay, self.third)
@@ -123,22 +143,22 @@ class Scene:
 
 
 class Scenes:
-    """One scene for all cases of a reduction; a case that fails takes it with it."""
+    """One scene for all cases of a job in a row; a case that fails takes it with it."""
 
     def __init__(self, base: Path) -> None:
         self._base = base
         self._count = 0
         self._open: tuple[ScriptedSupervisor, Scene] | None = None
-        self._reduction: Reduction = "ddp"
+        self._job = ""
 
     @contextmanager
-    def case(self, reduction: Reduction = "ddp") -> Iterator[Scene]:
-        if self._reduction != reduction:
+    def case(self, job: str = "default") -> Iterator[Scene]:
+        if self._job != job:
             self.close()
         if self._open is None:
             self._count += 1
-            self._reduction = reduction
-            self._open = begin(self._base / str(self._count), reduction)
+            self._job = job
+            self._open = begin(self._base / str(self._count), CONFIGS[job])
         try:
             yield self._open[1]
         except BaseException:  # whatever it was: the scene is of no use to the next case
@@ -151,10 +171,9 @@ class Scenes:
             self._open = None
 
 
-def begin(directory: Path, reduction: Reduction) -> tuple[ScriptedSupervisor, Scene]:
+def begin(directory: Path, config: Config) -> tuple[ScriptedSupervisor, Scene]:
     directory.mkdir()
     arming = Arming(directory)
-    config = replace(CONFIG, ppo=replace(CONFIG.ppo, reduction=reduction))
     supervisor = ScriptedSupervisor(
         directory / "run", config, failpoints=arming.environment[VARIABLE], shared=True
     )
@@ -174,9 +193,8 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenes]:
     scenes.close()
 
 
-def test_every_collective_is_tried_or_named_as_not_tried() -> None:
-    assert RIGHT_BEFORE.keys().isdisjoint(NOT_TRIED)
-    assert RIGHT_BEFORE.keys() | NOT_TRIED == set(collectives.NAMES)
+def test_every_collective_is_tried() -> None:
+    assert {*TRAINING, *FORMING, *ROWS, "conclude"} == RIGHT_BEFORE.keys() == {*collectives.NAMES}
 
 
 def test_the_group_of_a_warm_up_is_no_generation_that_a_plan_could_end() -> None:
@@ -185,23 +203,18 @@ def test_the_group_of_a_warm_up_is_no_generation_that_a_plan_could_end() -> None
     assert not group.released
 
 
-@pytest.mark.parametrize(
-    ("collective", "reduction"),
-    [*((name, "ddp") for name in TRAINING), *((name, "ordered") for name in ORDERED)],
-)
-def test_released_from_a_collective_of_an_iteration(
-    scenes: Scenes, collective: str, reduction: Reduction
-) -> None:
-    with scenes.case(reduction) as scene:
+@pytest.mark.parametrize("collective", TRAINING)
+def test_released_from_a_collective_of_an_iteration(scenes: Scenes, collective: str) -> None:
+    with scenes.case(TRAINING[collective]) as scene:
         scene.arming.arm(f"{RIGHT_BEFORE[collective]}:2=stop")
         scene.wait_until_third_is_silent(collective)
         scene.release()
         scene.go_on()
 
 
-@pytest.mark.parametrize("collective", FORMING)
-def test_released_from_a_generation_that_forms(scenes: Scenes, collective: str) -> None:
-    with scenes.case() as scene:
+@pytest.mark.parametrize("collective", [*FORMING, *ROWS])
+def test_released_from_a_generation_that_begins(scenes: Scenes, collective: str) -> None:
+    with scenes.case("backup" if collective in ROWS else "default") as scene:
         scene.supervisor.publish(scene.stay, survivors=scene.stay)
         scene.train(*scene.stay)
         scene.arming.arm(f"{RIGHT_BEFORE[collective]}:2=stop")
