@@ -18,7 +18,13 @@ import torch
 
 from rallypoint.daemon.executors import proctable
 from rallypoint.daemon.shared import collectives, messages
-from rallypoint.daemon.shared.config import AuxSection, Config, EnvSection, MembershipSection, PpoSection
+from rallypoint.daemon.shared.config import (
+    AuxSection,
+    Config,
+    EnvSection,
+    MembershipSection,
+    PpoSection,
+)
 from rallypoint.daemon.shared.exitcodes import EXIT_RESTART_COLD
 from rallypoint.daemon.shared.failpoints import LOG_VARIABLE, VARIABLE
 from rallypoint.daemon.shared.plan import WorkerKey
