@@ -65,6 +65,8 @@ class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     metrics: dict[str, float | None] = {}
     """Some figures of that iteration; null where one was not finite."""
+    warm_start: str | None = None
+    """Checkpoint that gave the job its first parameters."""
 
 
 class Manifest(CheckpointMeta, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ FUNCTION_LINES = 60
 
 # Growth is a decision: a new option is added here, in its dataclass and in ARCHITECTURE.md.
 OPTIONS = {
-    "job": "name iterations env_steps seed profile min_workers max_workers spares",
+    "job": "name iterations env_steps seed profile min_workers max_workers spares warm_start",
     "node": "name bind advertise interface workers devices fork_server stop_grace_s",
     "membership": "backend endpoints ca_file cert_file key_file user password_file"
     " detect_s hang_s join_debounce_s orphan_grace_s quarantine_after quarantine_cooldown_s",

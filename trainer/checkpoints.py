@@ -10,16 +10,18 @@ import torch
 
 from rallypoint import __version__
 from rallypoint.checkpointing.manifest import CheckpointMeta
+from rallypoint.checkpointing.reading import LoadedCheckpoint
 from rallypoint.checkpointing.store import CheckpointStore, CommitVerdict
 from rallypoint.checkpointing.writer import CheckpointWriter, SaveDone, SaveFailed
 from rallypoint.daemon.shared import messages
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.configload import RECORDED, config_hash
 from rallypoint.daemon.shared.failpoints import Failpoints
+from rallypoint.trainer import fitting, warmstart
 from rallypoint.trainer.elastic.registry import Scope
 from rallypoint.trainer.elastic.rowsfile import RowsFiles
 from rallypoint.trainer.elastic.session import ElasticSession
-from rallypoint.trainer.errors import StateMismatch, TrainerError
+from rallypoint.trainer.errors import TrainerError
 from rallypoint.trainer.rollout import Rollout
 
 _ROWS: Final = "env_rows/"
@@ -58,11 +60,16 @@ class CheckpointKeeper:
         )
         session.load_checkpoint = self._restore
         session.find_checkpoint = self.newest_verified
+        session.load_warm_start = self._warm_start
 
     def newest_verified(self) -> tuple[int, int] | None:
-        """(generation, iteration) of the newest checkpoint that verifies."""
+        """(generation, iteration) of the newest checkpoint that verifies. Raises `CheckpointMismatch`, with
+        what differs, when it does not fit this job: no worker begins then."""
         loaded, _ = self._store.restore_newest()
-        return None if loaded is None else loaded.info.order
+        if loaded is None:
+            return None
+        self._require_fit(loaded)
+        return loaded.info.order
 
     def maybe_submit(self, metrics: Mapping[str, float]) -> None:
         """After a commit: hand the snapshot to the writer if one of the periods is over."""
@@ -118,6 +125,7 @@ class CheckpointKeeper:
             config={name: sections[name] for name in RECORDED},
             versions={"rallypoint": __version__, "torch": str(torch.__version__)},
             metrics=dict(metrics),
+            warm_start=plan.warm_start,
         )
         return tensors, scopes, meta
 
@@ -173,8 +181,8 @@ class CheckpointKeeper:
         """Load the newest checkpoint that verifies into live state, and its env rows, where they are
         asked for, into the backup, from which whoever owns the envs takes them.
 
-        Raises `TrainerError` when there is none, `StateMismatch` with the differing names when it
-        belongs to other networks.
+        Raises `TrainerError` when there is none, `CheckpointMismatch` with what differs when it belongs to
+        other networks or another configuration.
         """
         loaded, skipped = self._store.restore_newest()
         if loaded is None:
@@ -182,19 +190,8 @@ class CheckpointKeeper:
                 f"checkpoint {wanted} at {self._store.url} was readable when this worker became ready, "
                 f"and is not any more: {'; '.join(skipped) or 'nothing is there'}"
             )
+        self._require_fit(loaded)
         live = self._session.state.registry.shared()
-        differing = sorted(
-            name
-            for name in live.keys() | {n for n in loaded.tensors if not n.startswith(_ROWS)}
-            if name not in live
-            or name not in loaded.tensors
-            or live[name].shape != loaded.tensors[name].shape
-            or live[name].dtype != loaded.tensors[name].dtype
-        )
-        if differing:
-            raise StateMismatch(
-                f"{loaded.info.path} does not fit this configuration: {', '.join(differing[:8])} differ"
-            )
         with torch.no_grad():
             for name, tensor in live.items():
                 tensor.copy_(loaded.tensors[name])
@@ -213,3 +210,23 @@ class CheckpointKeeper:
                 skipped=skipped,
             )
         )
+
+    def _require_fit(self, loaded: LoadedCheckpoint) -> None:
+        fitting.require_fit(
+            loaded,
+            self._session.state.registry.shared(),
+            self._config,
+            keys=fitting.agreed,
+            names=lambda name: not name.startswith(_ROWS),
+            remedy="Set these keys back, or take only its parameters into a new job: --warm-start",
+        )
+
+    def _warm_start(self, url: str) -> None:
+        """Parameters and statistics of this checkpoint into live state; said to the supervisor."""
+        session = self._session
+
+        def say(text: str) -> None:
+            session.link.send(messages.Progress(key=session.key, stage=text))
+
+        loaded = warmstart.load(url, self._config, session.state.registry.shared(), say)
+        say(f"begins with the parameters and statistics of {loaded.info.path}")

@@ -32,6 +32,10 @@ class StateMismatch(TrainerError):
     """State hashes of ranks differ where they must agree."""
 
 
+class CheckpointMismatch(TrainerError):
+    """A checkpoint does not fit this job; the message says what differs."""
+
+
 class EnvError(TrainerError):
     """An env broke its contract, or a task does not exist."""
 

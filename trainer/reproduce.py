@@ -20,6 +20,7 @@ from rallypoint.checkpointing.errors import CheckpointError
 from rallypoint.checkpointing.restore import load_checkpoint
 from rallypoint.daemon.shared.command import Command
 from rallypoint.daemon.shared.config import Config
+from rallypoint.trainer import warmstart
 from rallypoint.trainer.elastic.collectives import SingleProcess
 from rallypoint.trainer.elastic.envrows import env_ids
 from rallypoint.trainer.elastic.registry import StateRegistry, hash_text
@@ -47,6 +48,7 @@ class _GenerationLine(msgspec.Struct, frozen=True, tag="generation", tag_field="
     restore: bool
     iteration: int
     config: dict[str, Any] | None = None
+    warm_start: str | None = None
 
 
 class IterationLine(msgspec.Struct, frozen=True, tag="iteration", tag_field="event"):
@@ -84,11 +86,14 @@ class Lineage:
     config: Config
     iterations: tuple[IterationLine, ...]
     """From 1 on; without those that a restore has wound back."""
+    warm_start: str | None = None
+    """Checkpoint that gave the first parameters."""
 
 
 def read_lineage(lines: Iterable[bytes]) -> Lineage:
     """Raises `JournalError` when an iteration or the configuration is missing."""
     config: dict[str, Any] | None = None
+    warm_start: str | None = None
     kept: dict[int, IterationLine] = {}
     for raw in lines:
         try:
@@ -98,6 +103,7 @@ def read_lineage(lines: Iterable[bytes]) -> Lineage:
         if isinstance(line, _GenerationLine) and line.restore:
             kept = {k: x for k, x in kept.items() if k <= line.iteration}
             config = line.config or config
+            warm_start = line.warm_start
         elif isinstance(line, IterationLine):
             kept[line.iteration] = line
     if config is None:
@@ -110,7 +116,7 @@ def read_lineage(lines: Iterable[bytes]) -> Lineage:
         )
     trained = msgspec.convert(config, Config)
     _require_one_process(trained)
-    return Lineage(trained, tuple(kept[k] for k in sorted(kept)))
+    return Lineage(trained, tuple(kept[k] for k in sorted(kept)), warm_start)
 
 
 def _require_one_process(config: Config) -> None:
@@ -133,7 +139,8 @@ def _require_one_process(config: Config) -> None:
 class Reproduction:
     """Trains the iterations of a journal, one after the other."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, warm_start: str | None = None) -> None:
+        """``warm_start`` is the checkpoint that the job began with. Raises as `warmstart.load`."""
         if config.ppo.reduction == "ordered":
             torch.set_num_threads(1)
         self._config = config
@@ -141,6 +148,8 @@ class Reproduction:
         self._learner = learner_type(config)(config, self._env.spec, torch.device("cpu"))
         registry = StateRegistry()
         self._learner.register(registry)
+        if warm_start is not None:
+            warmstart.load(warm_start, config, registry.shared(), lambda text: None)
         self.state = TrainingState(registry)
 
     def step(self, line: IterationLine) -> str:
@@ -207,7 +216,7 @@ def reproduce(
     on_iteration: Callable[[int], None] = lambda _: None,
 ) -> Report:
     """Train it all again. ``checkpoint`` is (iteration, tensors, path) to compare with."""
-    reproduction = Reproduction(lineage.config)
+    reproduction = Reproduction(lineage.config, lineage.warm_start)
     equal, first, difference = 0, None, None
     try:
         for line in lineage.iterations:

@@ -13,6 +13,7 @@ _SHORT: Final = {
     "workers": "node.workers",
     "iterations": "job.iterations",
     "metrics_port": "metrics.port",
+    "warm_start": "job.warm_start",
 }
 
 
@@ -48,7 +49,7 @@ def resolve(args: argparse.Namespace) -> Resolved:
     """The configuration of these arguments, this environment and the file. Raises `ConfigError`."""
     given: list[Given] = [parse_assignment(text) for text in args.assignments]
     for option, path in _SHORT.items():
-        text = getattr(args, option)
+        text = getattr(args, option, None)
         if text is not None:
             given.append(from_text(path, text, f"--{option.replace('_', '-')}"))
     return load(args.file, command_line=given, environ=os.environ)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Final, TextIO, cast
 
-from rallypoint.daemon.commands import options, progress
+from rallypoint.daemon.commands import options, progress, warmstart
 from rallypoint.daemon.executors import logs
 from rallypoint.daemon.executors.dirlock import DirectoryLock
 from rallypoint.daemon.executors.supervisor import Outcome, Supervisor
@@ -30,12 +30,18 @@ class RunCommand:
         parser.add_argument(
             "--fresh", action="store_true", help="refuse to resume: DIR must not hold the job yet"
         )
+        parser.add_argument(
+            "--warm-start",
+            metavar="CHECKPOINT",
+            help="begin with its parameters and observation statistics (short for job.warm_start)",
+        )
 
     def run(self, args: argparse.Namespace) -> int:
         """Run to the end; the exit code of the supervisor."""
         config = options.resolve(args).config
         rundir = RunDir((args.dir or Path("runs") / config.job.name).absolute())
         live = progress.LiveLine(sys.stdout) if sys.stdout.isatty() else None
+        config = warmstart.prepared(config, rundir)
         with DirectoryLock(rundir):
             supervisor = Supervisor(config, rundir, fresh=args.fresh)
             shared = live is not None and sys.stderr.isatty()

@@ -338,6 +338,7 @@ def build_plan(
         wanted_workers=min(policy.max_workers, max(wanted, len(workers))),
         resumes=job.iteration > 0 or checkpoint is not None,
         lineage=generation if draft.restore or plan is None else plan.lineage,
+        warm_start=job.warm_start,
     )
 
 

@@ -139,3 +139,5 @@ class JobRecord(msgspec.Struct, frozen=True):
     checkpoint: tuple[int, int] | None = None
     """(generation, iteration) of the newest verified checkpoint that any member ever registered: its
     writer may be gone, and so may be the leader that heard of it."""
+    warm_start: str | None = None
+    """Checkpoint that gave the first parameters; None: none, they were drawn."""

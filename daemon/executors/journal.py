@@ -157,6 +157,7 @@ class Journal:
                 "rolled_back": formed.rolled_back,
                 "state_hash": formed.state_hash,
                 "config": _trained(config) if plan.restore else None,
+                "warm_start": plan.warm_start if plan.restore else None,
             }
         )
         return formed.iteration >= self.iteration

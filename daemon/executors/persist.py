@@ -89,6 +89,11 @@ def open_state(
         )
     else:
         _refuse_other_job(rundir, config, state)
+    if begins(rundir, config, state):
+        source = config.job.warm_start or state.job.warm_start
+        state = msgspec.structs.replace(
+            state, job=msgspec.structs.replace(state.job, warm_start=source)
+        )
     file = StateFile(rundir.state, state)
     try:
         file.update(supervisor_incarnation=state.supervisor_incarnation + 1)
@@ -98,6 +103,15 @@ def open_state(
             "give another one with --dir"
         ) from error
     return file
+
+
+def begins(rundir: RunDir, config: Config, state: PersistedState | None = None) -> bool:
+    """Whether this job has formed nothing yet, as far as its directory tells; ``state`` is what
+    ``state.json`` holds, where it has been read. Raises `ConfigError` when that is damaged."""
+    known = state or _read(rundir)
+    if known is not None and (known.job.formed or known.job.iteration or known.job.checkpoint):
+        return False
+    return not _manifests(rundir, config)
 
 
 def with_plan(state: PersistedState, plan: Plan) -> dict[str, Any]:

@@ -75,6 +75,7 @@ def build(
         "env_steps": env_steps,
         "num_envs": None if formed is None else formed.num_envs(config.env.block),
         "metrics_url": metrics_url,
+        "warm_start": job.warm_start,
         "workers": workers,
         "last_change": _last_change(recorder),
         "checkpoint": {

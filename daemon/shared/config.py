@@ -28,6 +28,9 @@ class JobSection:
     """Largest world size, of all nodes together. None: the slots of this node, which is the only one."""
     spares: int = 0
     """Warm workers that are kept out of the training, and let in at once when one is lost."""
+    warm_start: str | None = None
+    """Checkpoint whose parameters and statistics of observations a new job begins with; optimiser,
+    counters and sampler begin anew. A job that has begun goes on from its own state. None: from scratch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,6 +84,8 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     lineage: int = 0
     """Number of the newest generation that restored, this one included: env rows that were saved in
     another lineage are not of this run any more."""
+    warm_start: str | None = None
+    """Checkpoint that gives the parameters where the job begins from nothing, as `JobRecord` has it."""
 
     @property
     def starts(self) -> Literal["now", "safe_point"]:

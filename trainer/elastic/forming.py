@@ -72,6 +72,9 @@ class Host(Protocol):
     def apply_held(self) -> None:
         """Commit the result of the last collective that every survivor holds."""
 
+    def begin(self, plan: Plan) -> None:
+        """Take the live state, as it was built or as a warm start makes it, for committed."""
+
     def restore(self, checkpoint: tuple[int, int], lineage: int) -> None:
         """Load this verified checkpoint, or the newest before it that verifies, into live state."""
 
@@ -222,7 +225,7 @@ class Former:
             if checkpoint is not None:
                 self._host.restore(checkpoint, plan.lineage)
         elif decision.mode == "fresh":
-            state.adopt_live()
+            self._host.begin(plan)
         elif state.prepared == decision.iteration and state.held is not None:
             self._host.apply_held()
         elif state.dirty:

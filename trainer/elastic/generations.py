@@ -65,6 +65,8 @@ class Generations(Generic[R]):
         self.load_checkpoint: Callable[[tuple[int, int], int], None] | None = None
         """Loads the newest checkpoint not newer than this into live state, as the beginning of this
         lineage; set by the worker."""
+        self.load_warm_start: Callable[[str], None] | None = None
+        """Loads parameters and statistics of this checkpoint into live state; set by the worker."""
         self.presence = presence
         self._page = page
         self._mark_words = mark_words(config)
@@ -131,6 +133,13 @@ class Generations(Generic[R]):
 
     def apply_held(self) -> None:
         self._commit("held", {})
+
+    def begin(self, plan: Plan) -> None:
+        if plan.warm_start is not None and self.load_warm_start is not None:
+            self.set_phase("restore")
+            with self.presence.alive():
+                self.load_warm_start(plan.warm_start)
+        self.state.adopt_live()
 
     def restore(self, checkpoint: tuple[int, int], lineage: int) -> None:
         if self.load_checkpoint is None:
