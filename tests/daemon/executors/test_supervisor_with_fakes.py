@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow]
 
 STATUS_KEYS = {
     *("job", "state", "generation", "world_size", "iteration", "env_steps", "num_envs"),
-    *("reason", "metrics_url", "workers", "last_change", "checkpoint"),
+    *("reason", "metrics_url", "warm_start", "workers", "last_change", "checkpoint"),
 }
 WORKER_KEYS = {
     *("node", "slot", "pid", "rank", "incarnation", "state", "committed_iteration", "num_envs"),
