@@ -64,7 +64,7 @@ class Checks:
         """A newcomer never ranks before a survivor, and no forced plan lets one in beside one."""
         workers = self._cluster.workers
         holds = [
-            workers[m.key].last_formed >= max(1, plan.formed) and m.key in plan.survivors
+            workers[m.key].last_formed >= max(1, plan.formed) and m.key in plan.survivor_keys
             for m in plan.members
         ]
         if holds != sorted(holds, reverse=True):

@@ -45,6 +45,8 @@ class Cluster:
         """When a link was restored last."""
         self.parts: dict[int, int] = {}
         """Which part of a divided network a node is in; 0 where it says nothing."""
+        self.leaders: set[Node] = set()
+        """Nodes that take themselves for the leader."""
         self.nodes = [Node(self, index) for index in range(len(scenario.slots))]
         self._by_node: dict[int, list[Worker]] = {node.index: [] for node in self.nodes}
 
@@ -200,18 +202,18 @@ class Cluster:
                 plan = keys.plan_of(event.item)
                 self.checks.published(plan)
                 self.newest_generation = plan.generation
-                self.log(f"PLAN {plan.generation} {plan.kind} {plan.cause}: {_shown(plan)}")
+                if self.trace is not None:
+                    self.log(f"PLAN {plan.generation} {plan.kind} {plan.cause}: {_shown(plan)}")
             elif isinstance(event, Put) and key == keys.JOB:
                 self.checks.job_written(keys.job_of(event.item))
             elif self.trace is not None:
                 self.log(f"store: {key.removeprefix(keys.PREFIX)} {type(event).__name__}")
-        for node in self.nodes:
-            if everybody or node.leading.leads:
-                node.pull()
+        for node in self.nodes if everybody else sorted(self.leaders, key=lambda n: n.index):
+            node.pull()
 
 
 def _shown(plan: Plan) -> str:
     flags = [name for name in ("restore", "hold", "commit_first") if getattr(plan, name)]
-    members = " ".join(f"{m.key}{'' if m.key in plan.survivors else '+'}" for m in plan.members)
+    members = " ".join(f"{m.key}{'' if m.key in plan.survivor_keys else '+'}" for m in plan.members)
     left = " ".join(str(m.key) for m in plan.left_out)
     return f"{members} {flags} formed {plan.formed}" + (f", left out {left}" if left else "")

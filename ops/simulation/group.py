@@ -32,6 +32,8 @@ class Group:
         self.formed: set[WorkerKey] = set()
         self.covered = not plan.commit_first
         """The state is committed under this generation's number, where the plan asks for that first."""
+        self._warned: set[WorkerKey] = set()
+        """Members that are about to notice a closed connection."""
         self._forming = False
         self._iterating = False
         self._saved_hold = False
@@ -62,15 +64,20 @@ class Group:
         self.cluster.log(f"{worker.key} leaves generation {self.plan.generation}: {why}")
         worker.group, worker.phase = None, "idle"
         worker.idle_since_s = self.cluster.clock.now
+        self._warned.discard(worker.key)
+        if silent or len(self._warned) == len(self.here):
+            return
         for other in list(self.here.values()):
-            if silent or not self.cluster.linked(worker.node, other.node):
+            if other.key in self._warned or not self.cluster.linked(worker.node, other.node):
                 continue
+            self._warned.add(other.key)
             bound_s = _CLOSED_S if self.formed_here(other) else _INIT_S
             delay_s = self.cluster.choose.uniform(0.001, bound_s)
             self.cluster.clock.after(delay_s, lambda w=other: self._notice(w))  # type: ignore[misc]
 
     def _notice(self, worker: Worker) -> None:
         """A peer's connection was closed."""
+        self._warned.discard(worker.key)
         if worker.group is self and not worker.stopped:
             self.leave(worker, "connection closed")
             worker.broke(self.plan.generation, "connection closed")
@@ -89,24 +96,31 @@ class Group:
 
     def go_on(self) -> None:
         """Something has changed: take the next step, if it is possible."""
-        if not self.whole:
+        if len(self.here) < self.plan.world_size:
             return
         choose, clock = self.cluster.choose, self.cluster.clock
         if len(self.formed) < self.plan.world_size:
-            if not self._forming:
+            if not self._forming and not self.formed and self.whole:
                 self._forming = True
                 clock.after(choose.uniform(0.02, 0.3), self._form)
         elif not self.covered:
-            if not self._iterating:
+            if not self._iterating and self.whole:
                 self._iterating = True
                 clock.after(choose.uniform(0.01, 0.1), self._commit_first)
         elif self.plan.hold:
             self._hold()
-        elif not self._iterating and all(
-            w.marked == self.plan.generation for w in self.here.values()
-        ):
+        elif not self._iterating and self._marked and self.whole:
             self._iterating = True
             clock.after(self.cluster.scenario.iteration_s * choose.uniform(0.8, 1.2), self._iterate)
+
+    @property
+    def _marked(self) -> bool:
+        return all(w.marked == self.plan.generation for w in self.here.values())
+
+    @property
+    def _superseded(self) -> bool:
+        newest = self.plan.generation
+        return all(w.plan is not None and w.plan.generation > newest for w in self.here.values())
 
     def _form(self) -> None:
         self._forming = False
@@ -178,11 +192,13 @@ class Group:
             self.cluster.clock.after(0.5, self.go_on)
 
     def _hold(self) -> None:
-        marked = all(w.marked == self.plan.generation for w in self.here.values())
-        if marked and not self._saved_hold:
+        saves, leaves = not self._saved_hold and self._marked, self._superseded
+        if not (saves or leaves) or not self.whole:
+            return
+        if saves:
             self._saved_hold = True
             self.cluster.checkpoints.save(self._rank0(), self, lambda saved: None)
-        if self._newest_seen() > self.plan.generation:
+        if leaves:
             self._leave_together()
 
     def _iterate(self) -> None:
@@ -208,7 +224,7 @@ class Group:
         every = self.cluster.scenario.checkpoint_every
         if result.iteration % every == 0:
             self.cluster.checkpoints.save(members[0], self, lambda saved: None)
-        if self._newest_seen() > self.plan.generation:
+        if self._superseded:
             self._leave_together()
         else:
             self.go_on()
@@ -239,9 +255,6 @@ class Group:
             worker.group, worker.phase = None, "idle"
         for worker in members:
             worker.enter()
-
-    def _newest_seen(self) -> int:
-        return min(0 if w.plan is None else w.plan.generation for w in self.here.values())
 
     def _rank0(self) -> Worker:
         return self.here[self.plan.rank0.key]

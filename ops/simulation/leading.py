@@ -71,6 +71,7 @@ class Leading:
     def _elected(self, revision: int, listing: Listing) -> None:
         found = {item.key: item for item in listing.items}
         self.leads, self._leader_revision = True, revision
+        self._node.cluster.leaders.add(self._node)
         self.members_revision = listing.revision
         self._node.cluster.log(f"{self._node.name} leads")
         self._members = _members(found)
@@ -85,6 +86,7 @@ class Leading:
         if self.leads:
             self._node.cluster.log(f"{self._node.name} leads no more: {why}")
             self.leads = False
+            self._node.cluster.leaders.discard(self._node)
             self._timer_s = None
             self.decide(ev.LeaderLost())
 

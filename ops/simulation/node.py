@@ -75,6 +75,7 @@ class Node:
         newest = max(self._saved[2], self.newest_used)
         policy = scenario.node_policy(self.index, self.life, self.incarnations, newest)
         self.state = decisions.initial(policy)
+        self.cluster.leaders.discard(self)
         self.leading = Leading(self)
         adopted = self._take_over()
         self._join(adopted)
