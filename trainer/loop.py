@@ -55,8 +55,8 @@ class TrainingLoop:
         session = self._session
         if self._opened != formation.plan.generation:
             self._open(formation)
-        if session.stop_agreed or self._reached_end():
-            self._conclude()
+        if session.stop_agreed or self._reached_end(formation):
+            self._conclude(formation)
         if formation.plan.hold:
             self._hold(formation)
             return
@@ -97,13 +97,12 @@ class TrainingLoop:
         self._session.group.unwrap(self._module)
         self._module = self._learner.module
 
-    def _reached_end(self) -> bool:
-        job, state = self._config.job, self._session.state
-        return (job.iterations is not None and state.committed >= job.iterations) or (
-            job.env_steps is not None and int(state.env_steps) >= job.env_steps
-        )
+    def _reached_end(self, formation: Formation) -> bool:
+        """All members read the bounds in their plan: one that has others would wait in vain."""
+        state = self._session.state
+        return formation.plan.reached(state.committed, int(state.env_steps))
 
-    def _conclude(self) -> None:
+    def _conclude(self, formation: Formation) -> None:
         """The last thing all members do together: rank 0 commits a checkpoint, then all leave."""
         session = self._session
         session.ledger.switch("drain")
@@ -114,7 +113,7 @@ class TrainingLoop:
                 self._checkpoints.save_once()
         session.hit("conclude")
         session.all_reduce_sum("conclude", torch.ones((), dtype=torch.int64))
-        raise Left("finished" if self._reached_end() else "stopped")
+        raise Left("finished" if self._reached_end(formation) else "stopped")
 
     def _hold(self, formation: Formation) -> None:
         if formation.rank == 0:

@@ -69,7 +69,7 @@ def next_change(state: LeaderState, view: View, job: JobRecord, now: float) -> D
     drain = _drain(state, view, plan)
     if isinstance(drain, Draft) or job.formed != plan.generation:
         return drain
-    return _join(state, view, plan, now) or drain
+    return _join(state, view, plan, now) or drain or _move_bounds(state, view, plan)
 
 
 # --- forced ----------------------------------------------------------------------------------------
@@ -246,6 +246,18 @@ def _join(state: LeaderState, view: View, plan: Plan, now: float) -> Draft | Wai
     members = tuple(w for w in view.heirs if plan.find(w.key) is not None)
     ask = tuple(w.key for w in entering)
     return Draft("planned", "join", members, entering, ask=ask, why=numbers)
+
+
+def _move_bounds(state: LeaderState, view: View, plan: Plan) -> Draft | None:
+    """The supervisor of workers that train was started anew, with another end of the job: they go on to
+    that one from the next safe point."""
+    policy = state.policy
+    if (plan.iterations, plan.env_steps) == (policy.iterations, policy.env_steps):
+        return None
+    members = tuple(w for w in view.heirs if plan.find(w.key) is not None)
+    newcomers = tuple(w for w in view.newcomers if plan.find(w.key) is not None)
+    why = f"the job ends at iteration {policy.iterations}, env step {policy.env_steps} now"
+    return Draft("planned", "scale", members, newcomers, why=f"{why} (None: no bound)")
 
 
 # --- after the probe -------------------------------------------------------------------------------

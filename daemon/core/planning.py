@@ -339,6 +339,8 @@ def build_plan(
         resumes=job.iteration > 0 or checkpoint is not None,
         lineage=generation if draft.restore or plan is None else plan.lineage,
         warm_start=job.warm_start,
+        iterations=policy.iterations,
+        env_steps=policy.env_steps,
     )
 
 

@@ -75,3 +75,7 @@ class LeaderPolicy:
     """No other node can ever come (embedded membership)."""
     shared_checkpoints: bool
     """Every node can read every checkpoint; else only the node that registered it."""
+    iterations: int | None = None
+    """The job is finished after this iteration; None: no bound."""
+    env_steps: int | None = None
+    """The job is finished with the first iteration that reaches this many; None: no bound."""

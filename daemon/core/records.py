@@ -4,7 +4,7 @@ Keys are below ``/rallypoint/<job>/``: ``members/<node>``, ``leader``, ``generat
 Values are JSON. Member records are written when they change, never per iteration.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -141,3 +141,6 @@ class JobRecord(msgspec.Struct, frozen=True):
     writer may be gone, and so may be the leader that heard of it."""
     warm_start: str | None = None
     """Checkpoint that gave the first parameters; None: none, they were drawn."""
+    values: dict[str, Any] = {}
+    """Values by ``section.key`` that hold for all nodes until the job is started anew
+    (`daemon.shared.common`)."""

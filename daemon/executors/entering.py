@@ -1,5 +1,6 @@
 """How a node enters a job of the membership store: the first one writes it, all others are admitted."""
 
+import asyncio
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,13 +63,32 @@ class Entering:
             )
 
     async def _admitted(self) -> bool:
+        """Whether the job was written as this node goes on with it; raises where it is refused, also
+        after those were left out whose records are still there, but whose supervisors are gone."""
         listing = await self.store.list(self.keys.prefix)
         items = {item.key: item for item in listing.items}
         stored, agreed = items.get(self.keys.job), items.get(self.keys.agreed)
-        members = View.of(self.keys, listing).members
+        members = View.of(self.keys, listing).members.values()
+        others = tuple(m for m in members if m.node != self.keys.node)
         admit = functools.partial(
             self.admit,
             agreed={} if agreed is None else msgspec.json.decode(agreed.value, type=dict[str, Any]),
-            others=tuple(m for m in members.values() if m.node != self.keys.node),
         )
-        return stored is not None and await self.writes.swap_job(stored, admit, {})
+        if stored is None:
+            return False
+        try:
+            change = functools.partial(admit, others=others)
+            return await self.writes.swap_job(stored, change, {})
+        except ConfigError:
+            there = await _not_gone(others)
+            if len(there) == len(others):
+                raise
+        change = functools.partial(admit, others=there)
+        return await self.writes.swap_job(stored, change, {})
+
+
+async def _not_gone(others: Sequence[MemberRecord]) -> tuple[MemberRecord, ...]:
+    """Those whose supervisor's port is not closed: a lease outlives its holder by ``detect_s``."""
+    answers = await asyncio.gather(*(ask((m.advertise, m.port), NAMESAKE_S) for m in others))
+    gone = zip(others, answers, strict=True)
+    return tuple(member for member, answer in gone if not member.port or answer != "gone")

@@ -18,6 +18,7 @@ from rallypoint.daemon.core.joining import joining_refusal
 from rallypoint.daemon.core.records import JobRecord, MemberRecord
 from rallypoint.daemon.executors.files import write_atomically
 from rallypoint.daemon.shared import configload
+from rallypoint.daemon.shared.common import common, differences_in_words
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.plan import Plan
@@ -139,9 +140,11 @@ def plans_to_go_on_from(state: PersistedState, *, alone: bool) -> tuple[Plan, ..
     return tuple(p for p in state.plans if p.generation >= formed.generation)
 
 
-def resumed(job: JobRecord, versions: dict[str, str]) -> JobRecord:
+def resumed(job: JobRecord, versions: dict[str, str], values: dict[str, Any]) -> JobRecord:
     """The job at the start of a supervisor: in whatever state it was left, it runs now."""
-    return msgspec.structs.replace(job, state="running", reason="", versions=versions)
+    return msgspec.structs.replace(
+        job, state="running", reason="", versions=versions, values=values
+    )
 
 
 def admit(
@@ -173,7 +176,9 @@ def admit(
             f"(uid {state.job.uid}); give another --job, or another --dir to join that one"
         )
     if stored.config_hash != state.job.config_hash:
-        changes = _changes(agreed, state.agreed) if agreed else "which ones is not known"
+        changes = (
+            differences_in_words(agreed, state.agreed) if agreed else "which ones is not known"
+        )
         raise ConfigError(
             f"the membership store holds job {name!r} with other values ({changes}; hash "
             f"{stored.config_hash}, here {state.job.config_hash}), and workers must agree on them; give "
@@ -183,14 +188,23 @@ def admit(
     refusal = joining_refusal(stored, mine, others)
     if refusal:
         raise ConfigError(refusal)
+    values = common(config)
+    if others and stored.values and stored.values != values:
+        names = ", ".join(sorted(member.node for member in others))
+        raise ConfigError(
+            f"job {name!r} runs with other values ({differences_in_words(stored.values, values)}; nodes: {names}), and "
+            "they hold for all of its nodes; give the same ones, or stop the job and start all nodes anew"
+        )
     if is_finished(stored, config):
         return stored
-    return resumed(stored, stored.versions if others else versions)
+    return resumed(stored, stored.versions if others else versions, values)
 
 
 def first_job(state: PersistedState, config: Config, versions: dict[str, str]) -> JobRecord:
     """The job as this life of the supervisor begins it: running, unless it has reached its bounds."""
-    return state.job if is_finished(state.job, config) else resumed(state.job, versions)
+    if is_finished(state.job, config):
+        return state.job
+    return resumed(state.job, versions, common(config))
 
 
 def with_progress(job: JobRecord, iteration: int, env_steps: int) -> JobRecord:
@@ -250,16 +264,8 @@ def _refuse_other_job(rundir: RunDir, config: Config, state: PersistedState) -> 
         return
     raise ConfigError(
         f"{rundir.path} holds job {state.job_name!r} with other values "
-        f"({_changes(state.agreed, new)}), and workers must agree on them; set them back, or start anew "
+        f"({differences_in_words(state.agreed, new)}), and workers must agree on them; set them back, or start anew "
         "in another --dir"
-    )
-
-
-def _changes(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """What differs between two sets of values, key by key."""
-    keys = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
-    return ", ".join(
-        f"{k}: {configload.shown(k, old.get(k))} -> {configload.shown(k, new.get(k))}" for k in keys
     )
 
 

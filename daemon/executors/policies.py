@@ -55,6 +55,8 @@ def leader_policy(config: Config) -> LeaderPolicy:
         holder_wait_s=times.holder_wait_s,
         alone=config.membership.backend == "embedded",
         shared_checkpoints=config.checkpoint.url is not None,
+        iterations=config.job.iterations,
+        env_steps=config.job.env_steps,
     )
 
 

@@ -26,7 +26,9 @@ from rallypoint.daemon.core.events import (
     WorkerBroke,
     WorkerCommitted,
 )
+from rallypoint.daemon.core.frozen import replace
 from rallypoint.daemon.core.nodestate import NodeState
+from rallypoint.daemon.core.records import JobRecord
 from rallypoint.daemon.errors import StoreError
 from rallypoint.daemon.executors import adoption, persist, policies, processes, status
 from rallypoint.daemon.executors.admin import AdminServer
@@ -45,6 +47,7 @@ from rallypoint.daemon.executors.requests import Requests
 from rallypoint.daemon.executors.tasks import Tasks
 from rallypoint.daemon.executors.workers import Workers
 from rallypoint.daemon.shared import configload, messages, timeouts
+from rallypoint.daemon.shared.common import common, differences_in_words, with_common
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.failpoints import Failpoints
 from rallypoint.daemon.shared.plan import WorkerKey
@@ -104,6 +107,7 @@ class Supervisor:
         self.recorder.iteration, self.recorder.env_steps = self._job.iteration, self._job.env_steps
         self._node = node.initial(policies.node_policy(config, self._state.state, versions))
         self._leader = leader.initial(policies.leader_policy(config))
+        self._values = common(config)
         self._membership = open_membership(
             config, self._state.state, versions, self._emit, self._metrics.etcd_request, fresh=fresh
         )
@@ -246,6 +250,7 @@ class Supervisor:
             self._job = event.job
             self.recorder.marked(event.job.formed)
             self._remember(job=event.job)  # before any worker knows the mark
+            self._lead_by(event.job)
         elif isinstance(event, WorkerBroke):
             self._spawn(self._membership.doubt_leader(), "leader probe")
         elif isinstance(event, WorkerCommitted):
@@ -255,6 +260,16 @@ class Supervisor:
             _log.debug("order", machine="node", order=repr(action)[:500])
             await self._performer.node(action)
         self.recorder.worker_states([slot.state for slot in self._node.slots])
+
+    def _lead_by(self, job: JobRecord) -> None:
+        """Whoever leads, the values in the job's record hold, not those of the leader's own file."""
+        if job.values == self._values:
+            return
+        differs = differences_in_words(self._values, job.values)
+        _log.warning("job_values_changed", reason=f"another node began the job anew: {differs}")
+        self._values = job.values
+        policy = policies.leader_policy(with_common(self.config, job.values))
+        self._leader = replace(self._leader, policy=policy)
 
     async def _decide_leader(self, event: LeaderEvent, now: float) -> None:
         self._leader, actions = leader.decide(self._leader, event, now)

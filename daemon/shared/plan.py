@@ -86,6 +86,16 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     another lineage are not of this run any more."""
     warm_start: str | None = None
     """Checkpoint that gives the parameters where the job begins from nothing, as `JobRecord` has it."""
+    iterations: int | None = None
+    """Its members finish after this iteration, all at the same one; None: no bound."""
+    env_steps: int | None = None
+    """They finish at the first iteration that reaches this many env steps; None: no bound."""
+
+    def reached(self, iteration: int, env_steps: int) -> bool:
+        """Whether the job has come to its end with this progress."""
+        return (self.iterations is not None and iteration >= self.iterations) or (
+            self.env_steps is not None and env_steps >= self.env_steps
+        )
 
     @property
     def starts(self) -> Literal["now", "safe_point"]:

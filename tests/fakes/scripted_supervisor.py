@@ -181,6 +181,8 @@ class ScriptedSupervisor:
             ),
             survivors=tuple(survivors),
             lineage=generation if restore or self.plan is None else self.plan.lineage,
+            iterations=self.config.job.iterations,
+            env_steps=self.config.job.env_steps,
         )
         self.plan = plan
         self.broadcast(messages.PlanPublished(plan=plan))

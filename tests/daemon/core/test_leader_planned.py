@@ -34,6 +34,26 @@ def _of(generation: int, *keys: WorkerKey, **fields: object) -> Plan:
     return plan(generation, *keys, survivors=keys, **fields)  # type: ignore[arg-type]
 
 
+# --- the end of the job ----------------------------------------------------------------------------
+
+
+def test_a_plan_carries_the_end_of_the_job_and_a_new_end_is_a_planned_change() -> None:
+    script = _elect(_of(3, key(0)), member(trained(0, 3), slot_record(1)), iterations=40)
+    script.wait()
+    joined = script.published
+    assert (joined.cause, joined.iterations, joined.env_steps) == ("join", 40, None)
+    assert not joined.reached(39, 10**9)
+    assert joined.reached(40, 0)
+    present = _of(3, key(0), key(1), iterations=40)
+    moved = _elect(present, member(trained(0, 3), trained(1, 3)), iterations=90, env_steps=5000)
+    published = moved.published
+    assert (published.kind, published.cause, moved.ranks) == ("planned", "scale", [key(0), key(1)])
+    assert (published.iterations, published.env_steps) == (90, 5000)
+    assert published.reached(41, 5000)
+    same = _elect(present, member(trained(0, 3), trained(1, 3)), iterations=40)
+    assert same.all_of(act.PublishPlan) == []
+
+
 # --- joins (4.4) -----------------------------------------------------------------------------------
 
 

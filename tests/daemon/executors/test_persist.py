@@ -1,6 +1,8 @@
 """What a supervisor still knows after its death, and what it refuses to guess."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from rallypoint.daemon.executors import persist
 from rallypoint.daemon.executors.dirlock import DirectoryLock
 from rallypoint.daemon.executors.persist import StateFile, open_state
 from rallypoint.daemon.shared import configload
+from rallypoint.daemon.shared.common import COMMON, DEVICES, common
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.rundir import RunDir
@@ -50,16 +53,66 @@ def test_other_values_are_refused_with_what_differs(tmp_path: Path) -> None:
     assert RunDir(tmp_path).state.read_bytes() == before
 
 
-def admit(file: StateFile, stored: JobRecord, *others: MemberRecord, **agreed: Any) -> JobRecord:
+def admit(
+    file: StateFile,
+    stored: JobRecord,
+    *others: MemberRecord,
+    mine: Config | None = None,
+    agreed: Mapping[str, Any] = MappingProxyType({}),
+) -> JobRecord:
     return persist.admit(
         file.state,
         stored,
         agreed={**file.state.agreed, **agreed},
         others=others,
-        config=config(),
+        config=mine or config(),
         versions=VERSIONS,
         fresh=False,
     )
+
+
+OTHER_VALUES = {
+    "job.iterations": ("40", "400 -> 40"),
+    "job.env_steps": ("1000", "none -> 1000"),
+    "job.min_workers": ("2", "1 -> 2"),
+    "job.max_workers": ("2", "none -> 2"),
+    "job.spares": ("1", "0 -> 1"),
+    "membership.detect_s": ("3.0", "5.0 -> 3.0"),
+    "membership.hang_s": ("4.0", "none -> 4.0"),
+    "membership.join_debounce_s": ("0.5", "none -> 0.5"),
+    "membership.orphan_grace_s": ("20.0", "10.0 -> 20.0"),
+    "checkpoint.url": ("file:///elsewhere", 'none -> "file:///elsewhere"'),
+    "checkpoint.every_iterations": ("7", "50 -> 7"),
+    "checkpoint.every_s": ("60.0", "none -> 60.0"),
+    "checkpoint.keep_last": ("5", "3 -> 5"),
+    "checkpoint.env_rows": ("true", "false -> true"),
+    "node.devices": ("[0, 1]", 'none -> "GPUs"'),
+}
+GOES_WITH = {"checkpoint.env_rows": ("env.backup=node", "env.budget=global")}
+
+
+@pytest.mark.parametrize("path", [*COMMON, DEVICES])
+def test_rule_11_a_value_that_holds_for_the_whole_job_is_refused_where_it_differs(
+    tmp_path: Path, path: str
+) -> None:
+    value, words = OTHER_VALUES[path]
+    extra = GOES_WITH.get(path, ())
+    file, other = opened(tmp_path, *extra), MemberRecord("b", 1, "10.0.0.2", ())
+    stored = replace(file.state.job, values=common(config(*extra)))
+    mine = config(*extra, f"{path}={value}")
+    with pytest.raises(ConfigError) as caught:
+        admit(file, stored, other, mine=mine)
+    assert f"runs with other values ({path}: {words}; nodes: b)" in str(caught.value)
+    begun_anew = admit(file, stored, mine=mine)
+    assert begun_anew.values == common(mine), "nobody is left to disagree with"
+    assert admit(file, stored, other, mine=config(*extra)).values == stored.values
+
+
+def test_values_of_one_node_alone_may_differ(tmp_path: Path) -> None:
+    file, other = opened(tmp_path), MemberRecord("b", 1, "10.0.0.2", ())
+    stored = replace(file.state.job, values=common(config()))
+    own = ("node.name=c", "node.workers=3", "node.bind=10.0.0.3", "log.level=debug")
+    assert admit(file, stored, other, mine=config(*own)).values == stored.values
 
 
 def test_4_11_a_job_of_the_store_is_joined_only_with_equal_values_uid_and_versions(
@@ -70,7 +123,7 @@ def test_4_11_a_job_of_the_store_is_joined_only_with_equal_values_uid_and_versio
     theirs = replace(mine, uid="theirs")
     assert admit(file, theirs, other).uid == "theirs", "a directory that never saw a plan"
     with pytest.raises(ConfigError, match=r"job\.seed: 7 -> 1; hash other, here"):
-        admit(file, replace(mine, config_hash="other"), **{"job.seed": 7})
+        admit(file, replace(mine, config_hash="other"), agreed={"job.seed": 7})
     file.update(**persist.with_plan(file.state, plan(1, A)))
     with pytest.raises(ConfigError, match=r"holds another job 'default' \(uid theirs\)"):
         admit(file, theirs, other)
@@ -130,11 +183,11 @@ def test_a_file_of_another_schema_is_refused(tmp_path: Path) -> None:
 def test_a_job_is_finished_only_as_far_as_it_is_asked_for(tmp_path: Path) -> None:
     job = persist.with_progress(opened(tmp_path).state.job, 400, 1000)
     assert not persist.is_finished(job, config())
-    done = persist.resumed(job, VERSIONS)
+    done = persist.resumed(job, VERSIONS, {})
     finished = type(done)(uid="u", config_hash="h", versions={}, iteration=400, state="finished")
     assert persist.is_finished(finished, config())
     assert not persist.is_finished(finished, config("job.iterations=500"))
-    assert persist.resumed(finished, VERSIONS).state == "running"
+    assert persist.resumed(finished, VERSIONS, {}).state == "running"
 
 
 def test_one_supervisor_per_directory(tmp_path: Path) -> None:

@@ -29,6 +29,10 @@ def test_all_nodes_finish_at_one_iteration_and_once(tmp_path: Path, etcd: EtcdCl
         (again,) = job.start("b")
         assert again.process.wait(60) == 0, "a finished job is not begun again"
         assert not again.logged("worker_started")[1:]
+        job.start(*NAMES, options=("--iterations", "40"))
+        assert job.exit_codes(*NAMES) == dict.fromkeys(NAMES, 0)
+        assert {job.last_iteration(name) for name in NAMES} == {40}
+        assert job.record()["values"]["job.iterations"] == 40
 
 
 def test_a_program_error_ends_the_job_everywhere_with_one_traceback(
@@ -126,6 +130,14 @@ def test_a_node_that_differs_is_refused_in_words_and_disturbs_nobody(
         refused = job.start("b", options=("--set", "job.seed=7"))[0]
         assert refused.process.wait(60) == 2
         assert "other values (job.seed: 1 -> 7; hash" in refused.output()
+        for option, words in (
+            ("job.iterations=12", "job.iterations: none -> 12"),
+            ("job.min_workers=2", "job.min_workers: 1 -> 2"),
+            ("membership.hang_s=7.0", "membership.hang_s: none -> 7.0"),
+        ):
+            refused = job.start("c", options=("--set", option))[0]
+            assert refused.process.wait(60) == 2
+            assert f"runs with other values ({words}; nodes: a)" in refused.output()
         stranger = other.start("x", options=("--job", job.job))[0]
         assert stranger.process.wait(60) == 2
         assert f"holds job '{other.job}', not job.name" in stranger.output()

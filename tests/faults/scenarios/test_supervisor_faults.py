@@ -74,6 +74,25 @@ def test_workers_leave_when_their_supervisor_is_killed_and_a_new_one_resumes(
             assert again.end() == 0
 
 
+def test_adopted_workers_train_to_the_end_that_their_new_supervisor_was_given(
+    tmp_path: Path,
+) -> None:
+    with running(tmp_path / "run", *PATIENT, "--iterations", "100000") as job:
+        before = job.settle(2)
+        job.process.kill()
+        job.process.wait(WAIT_S)
+        end = before["iteration"] + 150
+        with running(tmp_path / "run", *PATIENT, "--iterations", str(end)) as again:
+            assert again.process.wait(WAIT_S) == 0
+            assert len(again.logged("worker_adopted")) == 2
+            started = [line["worker"] for line in again.logged("worker_started")]
+            assert sorted(started) == ["local/0#1", "local/1#1"], "none of the second supervisor"
+            assert journal(again, "iteration")[-1]["iteration"] == end
+            (change,) = [x for x in journal(again, "generation") if x["cause"] == "scale"]
+            assert change["kind"] == "planned"
+            assert again.processes_left() == []
+
+
 def test_living_workers_are_adopted_and_no_iteration_is_lost(tmp_path: Path) -> None:
     with running(tmp_path / "run", *PATIENT) as job:
         before = job.settle(2)
