@@ -23,6 +23,7 @@ _COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "status": "rallypoint.daemon.commands.status:COMMAND",
         "stop": "rallypoint.daemon.commands.stop:STOP",
         "drain": "rallypoint.daemon.commands.stop:DRAIN",
+        "simulate-notice": "rallypoint.daemon.commands.stop:SIMULATE_NOTICE",
         "quarantine": "rallypoint.daemon.commands.quarantine:COMMAND",
         "config": "rallypoint.daemon.commands.config:COMMAND",
     }

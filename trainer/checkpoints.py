@@ -48,6 +48,8 @@ class CheckpointKeeper:
         self._store = CheckpointStore(url)
         self._last_s = time.monotonic()
         self._last_iteration = -1
+        self._served = 0
+        """How many of the supervisor's wishes for a checkpoint have been met."""
         self._writer = CheckpointWriter(
             self._store,
             may_commit=self._may_commit,
@@ -79,9 +81,23 @@ class CheckpointKeeper:
             every_s is not None and time.monotonic() - self._last_s >= every_s
         )
         if due:
-            self._last_s = time.monotonic()
-            self._last_iteration = iteration
-            self._writer.submit(*self._snapshot(metrics))
+            self._submit(metrics)
+
+    def submit_if_asked(self) -> None:
+        """Between two steps of an iteration: hand over the newest committed state, where the supervisor
+        wants that and it was not handed over before. Not before the generation is marked formed."""
+        session, orders = self._session, self._session.link.orders
+        asked = orders.commit_now
+        if asked == self._served or session.generation == 0 or orders.formed != session.generation:
+            return
+        self._served = asked
+        if session.rank == 0 and self._last_iteration != session.state.committed:
+            self._submit({})
+
+    def _submit(self, metrics: Mapping[str, float]) -> None:
+        self._last_s = time.monotonic()
+        self._last_iteration = self._session.state.committed
+        self._writer.submit(*self._snapshot(metrics))
 
     def save_now(self) -> bool:
         """Commit the committed state under the present generation, and wait for it. False when that

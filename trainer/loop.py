@@ -139,7 +139,7 @@ class TrainingLoop:
             rollout = self._learner.collect(
                 self._env,
                 iteration,
-                on_step=lambda t: session.on_env_step(envs, halfway=t == half),
+                on_step=lambda t: self._on_env_step(envs, halfway=t == half),
             )
             if in_hand is not None and kept is not None:
                 rollout = join(in_hand, rollout)
@@ -148,6 +148,14 @@ class TrainingLoop:
             session.hand.complete(rollout)
         except RolloutDropped:
             session.hand.abandon()
+
+    def _on_env_step(self, env_steps: int, *, halfway: bool) -> None:
+        self._session.on_env_step(env_steps, halfway=halfway)
+        self._checkpoints.submit_if_asked()
+
+    def _on_optimiser_step(self) -> None:
+        self._session.on_optimiser_step()
+        self._checkpoints.submit_if_asked()
 
     def _take(self, blocks: tuple[int, ...], at: SafePoint) -> tuple[int, ...]:
         """Have these blocks as they are at this safe point. Those whose envs begin new episodes."""
@@ -176,7 +184,7 @@ class TrainingLoop:
                 session,
                 self._module,
                 session.state.committed + 1,
-                session.on_optimiser_step,
+                self._on_optimiser_step,
             )
         session.ledger.switch("statistics")
         record = session.finish_iteration(

@@ -307,6 +307,8 @@ def main(arguments: Sequence[str] | None = None, *, worker_type: type[Worker] = 
             return EXIT_OUT_OF_MEMORY
         _say_never_built(rundir, key, error)
         return EXIT_FAULT
+    # Slurm and others signal every process of a job: the supervisor alone decides when a worker ends.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     stacks = rundir.stacks(key.slot).open("w")  # kept open: the handler writes into it
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     worker.link.start()

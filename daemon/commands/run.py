@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, TextIO, cast
 
 from rallypoint.daemon.commands import options, progress, warmstart
+from rallypoint.daemon.core.ending import EXIT_NOTICE
 from rallypoint.daemon.executors import logs
 from rallypoint.daemon.executors.dirlock import DirectoryLock
 from rallypoint.daemon.executors.supervisor import Outcome, Supervisor
@@ -72,7 +73,8 @@ def _summarise(supervisor: Supervisor, outcome: Outcome) -> None:
     print(f"iteration     {status['iteration']} ({status['env_steps']:,} env steps)")
     value = progress.final_return(recorder.figures)
     print(f"return        {'-' if value is None else f'{value:.2f}'}")
-    print(f"reward curve  {_draw_curve(supervisor.rundir)}")
+    if outcome.code != EXIT_NOTICE:  # there is no time for a picture
+        print(f"reward curve  {_draw_curve(supervisor.rundir)}")
     print(f"checkpoint    {status['checkpoint']['path'] or '-'}")
     print(f"metrics       {status['metrics_url']} (until now)")
 

@@ -75,6 +75,14 @@ class SendStop:
 
 
 @dataclass(frozen=True)
+class SendCheckpoint:
+    """Ask rank 0 to commit the newest committed state now."""
+
+    key: WorkerKey
+    reason: str
+
+
+@dataclass(frozen=True)
 class SendLeave:
     """Ask a worker that nobody counts on to exit."""
 
@@ -99,6 +107,7 @@ NodeAction = (
     | SendPlan
     | SendFormedMark
     | SendStop
+    | SendCheckpoint
     | SendLeave
     | ExitSupervisor
 )

@@ -7,10 +7,11 @@ from rallypoint.daemon.core.actions import (
     Explain,
     KillWorker,
     NodeAction,
+    SendCheckpoint,
     SendLeave,
     SendStop,
 )
-from rallypoint.daemon.core.events import DrainRequested
+from rallypoint.daemon.core.events import DrainRequested, NoticeReceived
 from rallypoint.daemon.core.frozen import replace
 from rallypoint.daemon.core.nodestate import Ending, NodeState, SlotState
 from rallypoint.daemon.core.records import JobRecord
@@ -18,15 +19,16 @@ from rallypoint.daemon.core.records import JobRecord
 Decision = tuple[NodeState, tuple[NodeAction, ...]]
 
 EXIT_NOTICE = 75
-_MARGIN_MOST_S = 1.0
-"""Force comes this long before a deadline, or a tenth of the time where that is less."""
+_MARGIN_MOST_S = 5.0
+"""Force comes this long before a deadline, or a sixth of the time where that is less: what it takes to
+end workers, write the books and give up the lease on a busy machine."""
 
 
 def stop(state: NodeState, reason: str, now: float) -> Decision:
     """The operator stops the job: whoever trains agrees, checkpoints and leaves."""
     if state.ending is not None and state.ending.kind != "drain":
         return state, (Explain("stop_ignored", f"the node ends already: {state.ending.reason}"),)
-    ending = Ending("stop", 0, reason, now + state.policy.stop_grace_s)
+    ending = Ending("stop", _code(state), reason, _grace_s(state, now))
     return replace(state, ending=ending), ()
 
 
@@ -37,8 +39,8 @@ def agreed(state: NodeState, reason: str, iteration: int, now: float) -> Decisio
         awaits = before.awaits_job or (shared and before.kind == "stop")
         return replace(state, ending=replace(before, awaits_job=awaits)), ()
     text = f"the job was {reason} by agreement at iteration {iteration}"
-    deadline_s = now + state.policy.stop_grace_s
-    ending = Ending("finish", 0, text, deadline_s, awaits_job=shared)
+    code = 0 if reason == "finished" else _code(state)
+    ending = Ending("finish", code, text, _grace_s(state, now), awaits_job=shared)
     return replace(state, ending=ending), ()
 
 
@@ -47,14 +49,25 @@ def job_ended(state: NodeState, job: JobRecord, now: float) -> Decision:
     before = state.ending
     if before is not None and (before.kind == "fail" or job.state == "finished"):
         return state, ()
-    deadline_s = now + state.policy.stop_grace_s
-    if before is not None and before.deadline_s is not None:
-        deadline_s = min(deadline_s, before.deadline_s)
+    deadline_s = _grace_s(state, now)
     if job.state == "failed":
         ending = Ending("fail", 1, job.reason, deadline_s)
     else:
-        ending = Ending("finish", 0, f"the job is finished: {job.reason}", deadline_s)
+        text = f"the job is finished: {job.reason}"
+        ending = Ending("finish", _code(state), text, deadline_s)
     return replace(state, ending=ending), ()
+
+
+def _grace_s(state: NodeState, now: float) -> float:
+    """Until when workers may agree and leave: never past a deadline that is known already."""
+    grace_s = now + state.policy.stop_grace_s
+    known_s = None if state.ending is None else state.ending.deadline_s
+    return grace_s if known_s is None else min(grace_s, known_s)
+
+
+def _code(state: NodeState) -> int:
+    """Exit code of a node that leaves as it was asked to."""
+    return EXIT_NOTICE if state.drain_cause == "notice" else 0
 
 
 def drain(state: NodeState, event: DrainRequested, now: float) -> Decision:
@@ -62,15 +75,48 @@ def drain(state: NodeState, event: DrainRequested, now: float) -> Decision:
     before = state.ending
     if before is not None and before.kind != "drain":
         return state, (Explain("drain_ignored", f"the node ends already: {before.reason}"),)
-    deadline_s = before.deadline_s if before is not None else None
-    if event.deadline_s is not None:
-        forced_s = now + event.deadline_s - min(_MARGIN_MOST_S, event.deadline_s / 10)
-        deadline_s = forced_s if deadline_s is None else min(deadline_s, forced_s)
-    notice = event.cause == "notice" or state.drain_cause == "notice"
-    cause: Literal["drain", "notice"] = "notice" if notice else "drain"
-    ending = Ending("drain", EXIT_NOTICE if notice else 0, f"drained: {event.cause}", deadline_s)
+    forced_s = None if event.deadline_s is None else _forced_s(now + event.deadline_s, now)
     seconds = state.drain_seconds if event.deadline_s is None else event.deadline_s
-    return replace(state, ending=ending, drain_cause=cause, drain_seconds=seconds), ()
+    state = replace(state, drain_cause=state.drain_cause or "drain", drain_seconds=seconds)
+    reason = "drained: drain" if before is None else before.reason
+    ending = Ending("drain", _code(state), reason, _nearer(before, forced_s))
+    return replace(state, ending=ending), ()
+
+
+def notice(state: NodeState, event: NoticeReceived, now: float) -> Decision:
+    """The machine goes: leave at the next safe point, by force before the deadline. Rank 0 commits first,
+    since nobody may be there to take its state. Where there is no other node, the job stops here."""
+    before, forced_s = state.ending, _forced_s(event.deadline_s, now)
+    if before is not None and before.kind != "drain":
+        ending = replace(before, deadline_s=_nearer(before, forced_s))
+        text = f"{event.reason}; the node ends already: {before.reason}"
+        return replace(state, ending=ending), (Explain("notice_while_ending", text),)
+    first = state.drain_cause != "notice"
+    state = replace(state, drain_cause="notice", drain_seconds=max(0.0, event.deadline_s - now))
+    kind: Literal["stop", "drain"] = "drain" if state.policy.end_wait_s > 0 else "stop"
+    ending = Ending(kind, EXIT_NOTICE, event.reason, _nearer(before, forced_s))
+    orders = commit_first(state, event.reason) if first else ()
+    return replace(state, ending=ending), orders
+
+
+def commit_first(state: NodeState, reason: str) -> tuple[NodeAction, ...]:
+    """The order to rank 0 to commit, if it is here and trains: whoever holds the last state is led by it."""
+    plan = state.formed_plan
+    for slot in state.slots if plan is not None else ():
+        key = state.key(slot)
+        if plan is not None and key == plan.rank0.key and slot.connected and not slot.left:
+            return (SendCheckpoint(key, reason),)
+    return (Explain("checkpoint_not_ordered", f"{reason}: rank 0 is not a worker of this node"),)
+
+
+def _forced_s(deadline_s: float, now: float) -> float:
+    """When force comes, for a deadline."""
+    return deadline_s - min(_MARGIN_MOST_S, max(0.0, deadline_s - now) / 6)
+
+
+def _nearer(before: Ending | None, forced_s: float | None) -> float | None:
+    known = (None if before is None else before.deadline_s, forced_s)
+    return min((at_s for at_s in known if at_s is not None), default=None)
 
 
 def proceed(state: NodeState, now: float) -> Decision:

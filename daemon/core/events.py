@@ -192,7 +192,24 @@ class DrainRequested:
     """This node leaves; the others train on."""
 
     deadline_s: float | None
-    cause: str
+    """Seconds that it has for that; None: as long as it takes."""
+
+
+@dataclass(frozen=True)
+class NoticeReceived:
+    """This machine is about to be taken away (a preemption notice)."""
+
+    deadline_s: float
+    """Monotonic time at which it goes."""
+    reason: str
+    """Who says so, in words."""
+
+
+@dataclass(frozen=True)
+class CheckpointAdvised:
+    """This machine may be taken away later: a hint, without a deadline."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -230,6 +247,8 @@ NodeEvent = (
     | JobSeen
     | StopRequested
     | DrainRequested
+    | NoticeReceived
+    | CheckpointAdvised
     | LeaseKept
     | TimerFired
 )

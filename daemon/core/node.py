@@ -11,12 +11,14 @@ from rallypoint.daemon.core.actions import (
 )
 from rallypoint.daemon.core.errors import InvalidTransition, remember
 from rallypoint.daemon.core.events import (
+    CheckpointAdvised,
     DrainRequested,
     GenerationStuck,
     JobSeen,
     LeaseKept,
     NodeEvent,
     NodeStarted,
+    NoticeReceived,
     PlanSeen,
     QuarantineCleared,
     StopRequested,
@@ -80,6 +82,10 @@ def _take(state: NodeState, event: NodeEvent, now: float) -> Decision:
             return ending.stop(state, reason, now)
         case DrainRequested():
             return ending.drain(state, event, now)
+        case NoticeReceived():
+            return ending.notice(state, event, now)
+        case CheckpointAdvised(reason=reason):
+            return state, ending.commit_first(state, reason)
         case TimerFired():
             return replace(state, timer_at_s=None), ()
         case _:

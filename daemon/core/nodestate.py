@@ -126,7 +126,7 @@ class NodeState:
     """The member record as ordered last."""
     ending: Ending | None = None
     drain_seconds: float | None = None
-    """How long the node had when it began to drain."""
+    """How long the node had when it was told last that it has to go."""
     drain_cause: Literal["", "drain", "notice"] = ""
     """Not empty: the node drains."""
     lease_until_s: float = math.inf

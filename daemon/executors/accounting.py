@@ -10,7 +10,7 @@ from typing import Final
 
 from rallypoint.daemon.executors.metrics import PHASES
 from rallypoint.daemon.shared.messages import Committed, Formed, RankRecord, Stepped
-from rallypoint.daemon.shared.plan import Plan, WorkerKey
+from rallypoint.daemon.shared.plan import ChangeCause, Plan, WorkerKey
 
 _WORKER_PHASES: Final = ("release", "group", "sync")
 
@@ -217,6 +217,34 @@ class Rate:
         self._env_steps += sum(rank.env_steps for rank in message.ranks)
         self._wall_s += message.wall_s
         return self._env_steps / self._wall_s if self._wall_s > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Stall:
+    """What one worker lost to one change."""
+
+    cause: ChangeCause
+    seconds: float
+
+
+class Stalls:
+    """For how long a survivor did nothing for the training because the membership changed: what it calls
+    recovery in the first iteration that it commits in a generation. In a planned change everybody trains
+    on until the safe point, so this, and not the time since the plan, is what the change costs."""
+
+    def __init__(self) -> None:
+        self._generations: dict[WorkerKey, int] = {}
+
+    def take(self, message: Committed, plan: Plan | None) -> Stall | None:
+        """The stall of the change that began ``plan``; None where the message is not the first one of a
+        survivor in it."""
+        before = self._generations.get(message.key, 0)
+        self._generations[message.key] = message.generation
+        if plan is None or plan.generation != message.generation or before == message.generation:
+            return None
+        if message.key not in plan.survivors:
+            return None
+        return Stall(plan.cause, message.activity.get("recovery", 0.0))
 
 
 class Stragglers:

@@ -1,6 +1,6 @@
 """The admin socket: commands of an operator, one JSON object a line.
 
-``{"command": "status"}`` answers ``{"status": …}``. ``stop`` and ``drain`` answer
+``{"command": "status"}`` answers ``{"status": …}``. ``stop``, ``drain`` and ``notice`` answer
 ``{"accepted": true}`` at once and ``{"exited": CODE, "reason": …}`` when the supervisor ends; a
 request that cannot be taken answers ``{"error": …}``. ``quarantine`` answers ``{"quarantined": [...]}``,
 ``quarantine_clear`` (with a ``slot`` or all of them) ``{"cleared": [SLOT, ...]}``.
@@ -24,9 +24,9 @@ _log = structlog.get_logger(__name__)
 class AdminRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a client asks."""
 
-    command: Literal["status", "stop", "drain", "quarantine", "quarantine_clear"]
+    command: Literal["status", "stop", "drain", "notice", "quarantine", "quarantine_clear"]
     deadline_s: float | None = None
-    """For ``drain``: seconds that this node has left."""
+    """For ``drain`` and ``notice``: seconds that this node has left."""
     slot: int | None = None
     """For ``quarantine_clear``: only this one."""
 
@@ -41,6 +41,8 @@ class AdminHandler(Protocol):
     def request_stop(self, reason: str) -> None: ...
 
     def request_drain(self, deadline_s: float | None) -> None: ...
+
+    def request_notice(self, left_s: float, reason: str) -> None: ...
 
     def quarantined(self) -> list[dict[str, Any]]:
         """Slots in quarantine: ``node``, ``slot``, ``failures``, ``reason``, ``seconds_left``."""
@@ -109,9 +111,14 @@ class AdminServer:
             return {"quarantined": self._handler.quarantined()}
         if request.command == "quarantine_clear":
             return {"cleared": self._handler.clear_quarantine(request.slot)}
+        if request.command == "notice" and request.deadline_s is None:
+            return {"error": "a notice needs deadline_s, the seconds that are left"}
         self._waiting.add(writer)
         if request.command == "stop":
             self._handler.request_stop("rallypoint stop")
+        elif request.command == "notice" and request.deadline_s is not None:
+            reason = f"simulated notice, {request.deadline_s:g} s left"
+            self._handler.request_notice(request.deadline_s, reason)
         else:
             self._handler.request_drain(request.deadline_s)
         return {"accepted": True}

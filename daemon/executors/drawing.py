@@ -15,6 +15,7 @@ from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.rundir import RunDir
 
 _log = structlog.get_logger(__name__)
+_HURRY_S: Final = 1.0
 _FEED: Final = (sys.executable, "-m", "rallypoint.ops.wandbfeed")
 
 
@@ -61,14 +62,15 @@ class Drawing:
         if self._curves is not None:
             self._curves.follow()
 
-    async def end(self) -> None:
-        """Let the feed write what is left; it has ``node.stop_grace_s`` for that."""
+    async def end(self, *, hurry: bool = False) -> None:
+        """Let the feed write what is left; it has ``node.stop_grace_s`` for that, in a hurry one second."""
         feed = self._feed
         if feed is None or feed.stdin is None:
             return
         feed.stdin.close()
         try:
-            await asyncio.to_thread(feed.wait, self._config.node.stop_grace_s)
+            grace_s = _HURRY_S if hurry else self._config.node.stop_grace_s
+            await asyncio.to_thread(feed.wait, grace_s)
         except subprocess.TimeoutExpired:
             feed.kill()
             feed.wait()

@@ -91,6 +91,13 @@ TABLE: Final = (
         {"kind": CHANGE_KINDS, "phase": PHASES},
     ),
     Spec(
+        "change_stall_seconds",
+        "histogram",
+        "Time that each survivor of this node lost to a change of membership: from the safe point (or the "
+        "loss) until it collects or updates again, however long ago the change was announced.",
+        {"cause": CHANGE_CAUSES},
+    ),
+    Spec(
         "wall_seconds_total",
         "counter",
         "Seconds of workers by activity: over all of them they add up to their wall time.",

@@ -73,6 +73,9 @@ class Performer:
                 send(key, messages.FormedMark(generation=generation))
             case actions.SendStop(key=key, reason=reason):
                 send(key, messages.StopAfterIteration(reason=reason))
+            case actions.SendCheckpoint(key=key, reason=reason):
+                _log.info("checkpoint_ordered", worker=str(key), reason=reason)
+                send(key, messages.CommitNow(reason=reason))
             case actions.SendLeave(key=key, reason=reason):
                 send(key, messages.Leave(reason=reason))
             case actions.ExitSupervisor(code=code, reason=reason):

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import structlog
 
-from rallypoint.daemon.core.records import WORKER_STATES, JobRecord
+from rallypoint.daemon.core.records import JobRecord
+from rallypoint.daemon.executors import shown
 from rallypoint.daemon.executors.accounting import (
     Change,
     Rate,
     RecoveryClock,
+    Stalls,
     StepLedger,
     Stragglers,
     rounded,
@@ -52,6 +54,7 @@ class Recorder:
         self._heard: Counter[WorkerKey] = Counter()
         self._steps = StepLedger()
         self._stragglers = Stragglers()
+        self._stalls = Stalls()
         self._rate = Rate()
 
     # --- from one supervisor to the next --------------------------------------------------------
@@ -73,7 +76,7 @@ class Recorder:
         self.env_steps = max(self.env_steps, books.env_steps)
         self._metrics.set("iteration", self.iteration)
         self.formed_plan = formed
-        self._show_generation(formed)
+        shown.generation(self._metrics, self._config, formed)
 
     def _count(self, line: Line) -> None:
         """Count what was written to the journal and not yet into the books."""
@@ -205,6 +208,9 @@ class Recorder:
         ratio = self._stragglers.take(message)
         if ratio is not None:
             self._metrics.set("straggler_ratio", ratio)
+        stall = self._stalls.take(message, self.formed_plan)
+        if stall is not None:
+            self._metrics.observe("change_stall_seconds", stall.seconds, cause=stall.cause)
         for activity, seconds in message.activity.items():
             self._metrics.add("wall_seconds_total", max(0.0, seconds), activity=activity)
         self._metrics.count_collectives(message.collectives)
@@ -267,9 +273,7 @@ class Recorder:
 
     def worker_states(self, states: list[str]) -> None:
         """States of all slots of this node."""
-        for state in WORKER_STATES:
-            self._metrics.set("members", states.count(state), state=state)
-        self._metrics.set("slot_quarantined", states.count("quarantined"))
+        shown.worker_states(self._metrics, states)
 
     def worker_restarted(self, reason: str) -> None:
         """A slot's worker is started again; ``reason`` says how the life before ended."""
@@ -317,7 +321,7 @@ class Recorder:
             return
         plan, formed = change.plan, next(iter(change.formed.values()), None)
         self.formed_plan = plan
-        self._show_generation(plan)
+        shown.generation(self._metrics, self._config, plan)
         self._settle(plan)
         if formed is None:  # formed in an earlier life, or without any worker of this node
             self._save()
@@ -382,18 +386,6 @@ class Recorder:
         for phase, value in seconds.items():
             if value is not None:
                 self._metrics.observe("recovery_seconds", value, kind=change.plan.kind, phase=phase)
-
-    def _show_generation(self, plan: Plan) -> None:
-        block = self._config.env.block
-        by_worker = [len(member.blocks) * block for member in plan.members]
-        wanted = plan.budget_envs
-        if self._config.env.budget == "per_rank":
-            wanted *= self._config.job.max_workers or self._config.node.workers
-        self._metrics.set("generation", plan.generation)
-        self._metrics.set("world_size", plan.world_size)
-        self._metrics.set("envs", max(by_worker, default=0), scope="worker")
-        self._metrics.set("envs", sum(by_worker), scope="global")
-        self._metrics.set("envs", max(0, wanted - sum(by_worker)), scope="deficit")
 
 
 _LATE_PHASES = ("first_step", "total")

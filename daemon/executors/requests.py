@@ -4,13 +4,16 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
+from rallypoint.daemon.core.ending import EXIT_NOTICE
 from rallypoint.daemon.core.events import (
+    CheckpointAdvised,
     DrainRequested,
     NodeEvent,
+    NoticeReceived,
     QuarantineCleared,
     StopRequested,
 )
@@ -18,6 +21,9 @@ from rallypoint.daemon.core.nodestate import NodeState
 from rallypoint.daemon.executors import status
 from rallypoint.daemon.executors.membership import Membership
 from rallypoint.daemon.shared.config import Config
+
+SIGNAL_SOURCES: Final = frozenset({"slurm", "kubernetes", "signal"})
+"""Values of ``preemption.sources`` with which SIGTERM and SIGUSR1 are preemption notices."""
 
 _log = structlog.get_logger(__name__)
 
@@ -70,12 +76,26 @@ class Requests:
         """Let this node leave the job; where there is no other node, the job stops."""
         _log.info("drain_requested", deadline_s=deadline_s)
         if self._membership.neighbours.records():
-            self._emit(DrainRequested(deadline_s, "drain"))
+            self._emit(DrainRequested(deadline_s))
             return
         self.request_stop("drained: this is the only node of the job")
         if deadline_s is not None:
             reason = f"drained by force: not over after {deadline_s:g} s"
             asyncio.get_running_loop().call_later(deadline_s, self._finish, 0, reason)
+
+    def request_notice(self, left_s: float, reason: str) -> None:
+        """A preemption notice: this machine goes in ``left_s`` seconds."""
+        _log.warning("notice_received", left_s=round(left_s, 3), reason=reason)
+        if self._membership.joined:
+            self._emit(NoticeReceived(time.monotonic() + max(0.0, left_s), reason))
+        else:
+            self._finish(EXIT_NOTICE, f"{reason}, before the membership store had answered")
+
+    def advise_checkpoint(self, reason: str) -> None:
+        """This machine may be taken away later: commit now, and stay."""
+        _log.info("checkpoint_advised", reason=reason)
+        if self._membership.joined:
+            self._emit(CheckpointAdvised(reason))
 
     def quarantined(self) -> list[dict[str, Any]]:
         """Slots of this node in quarantine, as ``rallypoint quarantine list`` shows them."""
@@ -88,8 +108,23 @@ class Requests:
             self._emit(QuarantineCleared(slot))
         return cleared
 
+    @property
+    def signals(self) -> tuple[signal.Signals, ...]:
+        """The signals that `on_signal` is for."""
+        given = (signal.SIGTERM, signal.SIGINT)
+        return (*given, signal.SIGUSR1) if self._signals_are_notices else given
+
+    @property
+    def _signals_are_notices(self) -> bool:
+        return not SIGNAL_SOURCES.isdisjoint(self._config.preemption.sources)
+
     def on_signal(self, number: signal.Signals) -> None:
-        """SIGTERM or SIGINT: drain, or stop where there is no other node; the second one kills."""
+        """A preemption notice, where the configuration says so and it is not the user's own SIGINT. Else
+        drain, or stop where there is no other node; the second one kills."""
+        if self._signals_are_notices and number != signal.SIGINT:
+            grace_s = self._config.node.stop_grace_s
+            self.request_notice(grace_s, f"preemption notice: {number.name}, {grace_s:g} s left")
+            return
         self._stops_asked += 1
         if self._stops_asked > 1:
             _log.warning("killed_at_once", reason=f"{number.name} while stopping")

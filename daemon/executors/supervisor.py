@@ -6,7 +6,6 @@ out in order before the next event is taken; what they bring about comes back as
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, Final
 import structlog
 
 from rallypoint.daemon.core import holding, leader, node, permission
+from rallypoint.daemon.core.ending import EXIT_NOTICE
 from rallypoint.daemon.core.events import (
     AdoptedWorker,
     CollectivesEnded,
@@ -145,7 +145,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         self._finished = loop.create_future()
         loop.set_exception_handler(self._on_loop_error)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in self._requests.signals:
             loop.add_signal_handler(number, self._requests.on_signal, number)
         outcome = Outcome(1, "the supervisor failed")
         try:
@@ -213,7 +213,7 @@ class Supervisor:
         self._performer.close()
         await self._workers.processes.end_all()
         self.recorder.close()
-        await self._drawing.end()
+        await self._drawing.end(hurry=outcome.code == EXIT_NOTICE)
         try:
             self._job = await self._membership.read_job() or self._job
         except StoreError as error:

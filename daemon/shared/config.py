@@ -291,6 +291,15 @@ class MetricsSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PreemptionSection:
+    """Who says that this machine is about to be taken away."""
+
+    sources: tuple[Literal["slurm", "kubernetes", "signal"], ...] = ()
+    """What counts as a notice. With ``slurm``, ``kubernetes`` or ``signal``: SIGTERM and SIGUSR1, with
+    ``node.stop_grace_s`` left. Empty: nothing; SIGTERM drains."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CurvesSection:
     """Curves of committed iterations; exactly one writer, no point twice, none missing."""
 
@@ -333,5 +342,6 @@ class Config:
     distill: DistillSection = field(default_factory=DistillSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)
+    preemption: PreemptionSection = field(default_factory=PreemptionSection)
     curves: CurvesSection = field(default_factory=CurvesSection)
     log: LogSection = field(default_factory=LogSection)

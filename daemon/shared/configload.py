@@ -322,6 +322,8 @@ def _type_name(kind: Any) -> str:
         return " or ".join(repr(choice) for choice in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
         inner = typing.get_args(kind)
+        if typing.get_origin(inner[0]) is typing.Literal:
+            return f"a list of {_type_name(inner[0])}"
         one = _type_name(inner[0]).split()[-1] + "s"
         return f"a list of {one}" if Ellipsis in inner else f"a list of {len(inner)} {one}"
     if arguments := typing.get_args(kind):

@@ -285,13 +285,21 @@ class StopAfterIteration(_Message, frozen=True, kw_only=True):
     """``stopped`` (checkpoint, then exit 0) or ``paused``."""
 
 
+class CommitNow(_Message, frozen=True, kw_only=True):
+    """Rank 0 is to commit the newest committed state without waiting for a period to be over."""
+
+    reason: str
+
+
 class Leave(_Message, frozen=True, kw_only=True):
     """This worker is in no plan any more and should exit."""
 
     reason: str
 
 
-SupervisorMessage = Welcome | PlanPublished | FormedMark | CommitAnswer | StopAfterIteration | Leave
+SupervisorMessage = (
+    Welcome | PlanPublished | FormedMark | CommitAnswer | StopAfterIteration | CommitNow | Leave
+)
 
 _encoder = msgspec.json.Encoder()
 _from_worker = msgspec.json.Decoder(WorkerMessage)

@@ -142,7 +142,10 @@ class Faults:
         if node is None or not node.state.started or len(self._cluster.nodes) < 2:
             return False
         deadline_s = self._choose.choice([None, 3.0, 20.0])
-        node.decide(ev.DrainRequested(deadline_s, self._choose.choice(["drain", "notice"])))
+        if self._choose.choice(["drain", "notice"]) == "drain" or deadline_s is None:
+            node.decide(ev.DrainRequested(deadline_s))
+        else:
+            node.decide(ev.NoticeReceived(self._cluster.clock.now + deadline_s, "simulated"))
         self._watch_drain(node)
         return True
 

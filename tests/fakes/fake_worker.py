@@ -108,6 +108,7 @@ class FakeWorker:
         self.may_train = False
         self.stepped = False
         self.ask = 0
+        self.served = 0
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.link = FakeLink(
             rundir.control_socket,
@@ -160,6 +161,10 @@ class FakeWorker:
                 sys.exit(4)
             self.checkpoint()
             self.may_train = True
+        if orders.commit_now > self.served:
+            self.served = orders.commit_now
+            if self.plan is not None and self.plan.rank0.key == self.key:
+                self.checkpoint()
         if orders.stop_reason is not None:
             self.leave(orders.stop_reason)
 

@@ -43,6 +43,8 @@ class Orders:
     formed: int = 0
     stop_reason: str | None = None
     leave_reason: str | None = None
+    commit_now: int = 0
+    """How often a checkpoint was asked for."""
     answers: dict[int, messages.CommitAnswer] = field(default_factory=dict)
 
 
@@ -220,6 +222,8 @@ class Link:
                     orders.answers[ask] = message
                 case messages.StopAfterIteration(reason=reason):
                     orders.stop_reason = reason
+                case messages.CommitNow():
+                    orders.commit_now += 1
                 case messages.Leave(reason=reason):
                     orders.leave_reason = reason
                     self._refused = True

@@ -165,7 +165,7 @@ def test_stop_ends_every_node_whatever_came_before(seed: int) -> None:
 def test_drain_leaves_the_other_node_training(seed: int) -> None:
     cluster = _run(seed, {"a": 2, "b": 2}, "global")
     cluster.settle(until=lambda: len(cluster.live()) == 4 and cluster.trains())
-    cluster.order("a", ev.DrainRequested(None, "drain"))
+    cluster.order("a", ev.DrainRequested(None))
     cluster.settle(until=lambda: cluster.nodes["a"].exit_code is not None and cluster.trains())
     assert cluster.nodes["a"].exit_code == 0
     assert cluster.trains()

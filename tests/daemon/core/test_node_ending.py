@@ -152,7 +152,7 @@ def test_a_finished_job_ends_a_node_that_had_no_part_in_it() -> None:
 
 
 def test_4_6_drain_says_so_and_leaves_when_a_plan_without_it_has_formed() -> None:
-    node = NodeScript(2).make_train().feed(ev.DrainRequested(None, "drain"))
+    node = NodeScript(2).make_train().feed(ev.DrainRequested(None))
     (written,) = node.all_of(act.WriteMember)
     assert (written.record.draining, written.record.drain_cause) == (True, "drain")
     assert node.all_of(act.SendLeave) == []
@@ -167,37 +167,19 @@ def test_4_6_drain_says_so_and_leaves_when_a_plan_without_it_has_formed() -> Non
 
 
 def test_a_drain_leaves_at_once_after_a_forced_plan_without_it() -> None:
-    node = NodeScript(1).make_train().feed(ev.DrainRequested(None, "drain"))
+    node = NodeScript(1).make_train().feed(ev.DrainRequested(None))
     node.feed(ev.PlanSeen(plan(2, key(0, 1, "b"))))
     assert node.all_of(act.SendLeave) == [act.SendLeave(key(0), "drained")]
     assert node.all_of(act.SetTimer) == [act.SetTimer(node.now + 30.0)]
 
 
-def test_a_notice_goes_by_force_before_its_deadline_and_exits_with_75() -> None:
-    node = NodeScript(1).make_train().feed(ev.DrainRequested(30.0, "notice"))
-    (written,) = node.all_of(act.WriteMember)
-    assert (written.record.deadline_s, written.record.drain_cause) == (30.0, "notice")
-    node.wait()
-    assert node.now == 129.0
-    assert [order.key for order in node.all_of(act.KillWorker)] == [key(0)]
-    assert _exit_of(node).code == 75
-
-
-def test_a_repeated_notice_can_only_bring_the_deadline_nearer() -> None:
-    node = NodeScript(1).make_train().feed(ev.DrainRequested(30.0, "notice"))
-    node.feed(ev.DrainRequested(100.0, "notice"))
-    assert node.state.timer_at_s == 129.0
-    node.feed(ev.DrainRequested(5.0, "notice"))
-    assert node.state.timer_at_s == 104.5
-
-
 def test_a_stop_overrides_a_drain() -> None:
-    node = NodeScript(1).make_train().feed(ev.DrainRequested(None, "drain"))
+    node = NodeScript(1).make_train().feed(ev.DrainRequested(None))
     node.feed(ev.StopRequested("SIGTERM"))
     assert node.all_of(act.SendStop) == [act.SendStop(key(0), "stopped")]
 
 
 def test_a_drain_during_a_stop_is_refused_with_the_reason() -> None:
     node = NodeScript(1).make_train().feed(ev.StopRequested("SIGTERM"))
-    node.feed(ev.DrainRequested(None, "drain"))
+    node.feed(ev.DrainRequested(None))
     assert "SIGTERM" in node.all_of(act.Explain)[0].reason

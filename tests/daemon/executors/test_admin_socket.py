@@ -25,6 +25,9 @@ class Supervisor:
     def request_drain(self, deadline_s: float | None) -> None:
         self.asked.append(deadline_s)
 
+    def request_notice(self, left_s: float, reason: str) -> None:
+        self.asked.append((left_s, reason))
+
     def quarantined(self) -> list[dict[str, Any]]:
         return [{"slot": 1}]
 
@@ -43,6 +46,9 @@ def test_commands_are_answered_and_the_end_is_told(tmp_path: Path) -> None:
                 refused.append(str(caught.value))
             accepted = client.ask(command="drain", deadline_s=3.5)
             other.ask(command="status")
+            with pytest.raises(ProtocolError, match="needs deadline_s"):
+                other.ask(command="notice")
+            other.ask(command="notice", deadline_s=30)
             assert other.ask(command="quarantine") == {"quarantined": [{"slot": 1}]}
             assert other.ask(command="quarantine_clear", slot=0) == {"cleared": []}
             assert other.ask(command="quarantine_clear") == {"cleared": [1]}
@@ -57,7 +63,7 @@ def test_commands_are_answered_and_the_end_is_told(tmp_path: Path) -> None:
             3,
             {"accepted": True},
         ]
-        assert supervisor.asked == [3.5]
+        assert supervisor.asked == [3.5, (30.0, "simulated notice, 30 s left")]
         await server.close(0, "done")
 
     asyncio.run(run())
