@@ -42,7 +42,7 @@ OPTIONS = {
     "distill": "teacher coef ppo_coef beta beta_iterations",
     "checkpoint": "url every_iterations every_s keep_last env_rows",
     "metrics": "bind port",
-    "preemption": "sources",
+    "preemption": "sources aws_url gcp_url azure_url",
     "curves": "tensorboard directory wandb wandb_project wandb_mode",
     "log": "level format worker_file_bytes",
 }

@@ -42,7 +42,7 @@ class AdminHandler(Protocol):
 
     def request_drain(self, deadline_s: float | None) -> None: ...
 
-    def request_notice(self, left_s: float, reason: str) -> None: ...
+    def request_notice(self, left_s: float, text: str) -> None: ...
 
     def quarantined(self) -> list[dict[str, Any]]:
         """Slots in quarantine: ``node``, ``slot``, ``failures``, ``reason``, ``seconds_left``."""
@@ -117,8 +117,8 @@ class AdminServer:
         if request.command == "stop":
             self._handler.request_stop("rallypoint stop")
         elif request.command == "notice" and request.deadline_s is not None:
-            reason = f"simulated notice, {request.deadline_s:g} s left"
-            self._handler.request_notice(request.deadline_s, reason)
+            text = f"simulated, {request.deadline_s:g} s left"
+            self._handler.request_notice(request.deadline_s, text)
         else:
             self._handler.request_drain(request.deadline_s)
         return {"accepted": True}

@@ -83,8 +83,9 @@ class Requests:
             reason = f"drained by force: not over after {deadline_s:g} s"
             asyncio.get_running_loop().call_later(deadline_s, self._finish, 0, reason)
 
-    def request_notice(self, left_s: float, reason: str) -> None:
+    def request_notice(self, left_s: float, text: str) -> None:
         """A preemption notice: this machine goes in ``left_s`` seconds."""
+        reason = f"preemption notice: {text}"
         _log.warning("notice_received", left_s=round(left_s, 3), reason=reason)
         if self._membership.joined:
             self._emit(NoticeReceived(time.monotonic() + max(0.0, left_s), reason))
@@ -123,7 +124,7 @@ class Requests:
         drain, or stop where there is no other node; the second one kills."""
         if self._signals_are_notices and number != signal.SIGINT:
             grace_s = self._config.node.stop_grace_s
-            self.request_notice(grace_s, f"preemption notice: {number.name}, {grace_s:g} s left")
+            self.request_notice(grace_s, f"{number.name}, {grace_s:g} s left")
             return
         self._stops_asked += 1
         if self._stops_asked > 1:

@@ -46,6 +46,7 @@ from rallypoint.daemon.executors.recorder import Recorder
 from rallypoint.daemon.executors.requests import Requests
 from rallypoint.daemon.executors.tasks import Tasks
 from rallypoint.daemon.executors.workers import Workers
+from rallypoint.daemon.notices.watching import NoticeWatch, watchers_of
 from rallypoint.daemon.shared import configload, messages, timeouts
 from rallypoint.daemon.shared.common import common, differences_in_words, with_common
 from rallypoint.daemon.shared.config import Config
@@ -78,6 +79,7 @@ class Supervisor:
     """
 
     _finished: asyncio.Future[Outcome]
+    _notices: NoticeWatch
 
     def __init__(
         self,
@@ -171,6 +173,13 @@ class Supervisor:
         if self._forks:
             self._workers.processes.use_fork_server()
         await self._admin.start()
+        self._notices = NoticeWatch(
+            watchers_of(self.config.preemption),
+            self.rundir.notices,
+            on_notice=self._requests.request_notice,
+            on_hint=self._requests.advise_checkpoint,
+        )
+        self._spawn(self._notices.run(), "notices")
         self._spawn(self._join(found.adopted), "join")
 
     async def _join(self, adopted: tuple[processes.WorkerProcess, ...]) -> None:
@@ -222,6 +231,8 @@ class Supervisor:
         self._remember(job=persist.with_progress(self._job, *done))
         await self._workers.control.close()
         await self._membership.leave()
+        if outcome.code == EXIT_NOTICE:
+            await self._notices.left()
         await self._admin.close(outcome.code, outcome.reason)
         self._http.close()
         _log.info("supervisor_ended", code=outcome.code, reason=outcome.reason)

@@ -294,9 +294,15 @@ class MetricsSection:
 class PreemptionSection:
     """Who says that this machine is about to be taken away."""
 
-    sources: tuple[Literal["slurm", "kubernetes", "signal"], ...] = ()
-    """What counts as a notice. With ``slurm``, ``kubernetes`` or ``signal``: SIGTERM and SIGUSR1, with
-    ``node.stop_grace_s`` left. Empty: nothing; SIGTERM drains."""
+    sources: tuple[Literal["aws", "gcp", "azure", "slurm", "kubernetes", "signal"], ...] = ()
+    """What counts as a notice: what the metadata service of a cloud says; with ``slurm``, ``kubernetes``
+    or ``signal`` SIGTERM and SIGUSR1, with ``node.stop_grace_s`` left. Empty: nothing; SIGTERM drains."""
+    aws_url: str = "http://169.254.169.254"
+    """Metadata service of AWS; over IPv6 ``http://[fd00:ec2::254]``. Never asked through a proxy."""
+    gcp_url: str = "http://metadata.google.internal"
+    """Metadata server of Google Compute Engine."""
+    azure_url: str = "http://169.254.169.254"
+    """Metadata service of Azure."""
 
 
 @dataclass(frozen=True, kw_only=True)

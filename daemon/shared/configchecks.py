@@ -1,5 +1,7 @@
 """Keys of the configuration that must go together; each message says which, and a remedy."""
 
+from urllib.parse import urlsplit
+
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.errors import ConfigError
 
@@ -11,6 +13,7 @@ def check(config: Config) -> None:
     _check_backup(config)
     _check_auxiliary(config)
     _check_distillation(config)
+    _check_preemption(config)
 
 
 def _check_devices(config: Config) -> None:
@@ -99,3 +102,19 @@ def _check_distillation(config: Config) -> None:
             f"distill.beta = {distill.beta} lets the teacher act, but PPO (distill.ppo_coef = "
             f"{distill.ppo_coef}) needs actions of the student alone; set one of them to 0"
         )
+
+
+def _check_preemption(config: Config) -> None:
+    section = config.preemption
+    urls = {"aws_url": section.aws_url, "gcp_url": section.gcp_url, "azure_url": section.azure_url}
+    for key, url in urls.items():
+        try:
+            parts = urlsplit(url)
+            usable = parts.scheme == "http" and bool(parts.hostname) and not parts.path.strip("/")
+            usable = usable and (parts.port or 80) > 0
+        except ValueError:
+            usable = False
+        if not usable:
+            raise ConfigError(
+                f"preemption.{key} = {url!r} must be http://HOST or http://HOST:PORT, without a path"
+            )

@@ -36,6 +36,11 @@ class RunDir:
         return self.path / "books.page"
 
     @property
+    def notices(self) -> Path:
+        """Deadlines of the preemption notices that were seen."""
+        return self.path / "notices.json"
+
+    @property
     def journal(self) -> Path:
         return self.path / "journal.jsonl"
 

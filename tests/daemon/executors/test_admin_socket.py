@@ -25,8 +25,8 @@ class Supervisor:
     def request_drain(self, deadline_s: float | None) -> None:
         self.asked.append(deadline_s)
 
-    def request_notice(self, left_s: float, reason: str) -> None:
-        self.asked.append((left_s, reason))
+    def request_notice(self, left_s: float, text: str) -> None:
+        self.asked.append((left_s, text))
 
     def quarantined(self) -> list[dict[str, Any]]:
         return [{"slot": 1}]
@@ -63,7 +63,7 @@ def test_commands_are_answered_and_the_end_is_told(tmp_path: Path) -> None:
             3,
             {"accepted": True},
         ]
-        assert supervisor.asked == [3.5, (30.0, "simulated notice, 30 s left")]
+        assert supervisor.asked == [3.5, (30.0, "simulated, 30 s left")]
         await server.close(0, "done")
 
     asyncio.run(run())

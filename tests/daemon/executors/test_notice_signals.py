@@ -3,12 +3,14 @@
 import json
 import signal
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from rallypoint.daemon.cli import main
 from rallypoint.daemon.executors import proctable
+from tests.fakes.metadata_server import ACTION, REBALANCE, azure_event, metadata_server
 from tests.fakes.supervised import Status, Supervised, pids, supervised
 
 pytestmark = [pytest.mark.slow]
@@ -105,3 +107,70 @@ def test_a_drill_says_whether_the_node_left_in_time(
     with supervised(directory) as again:
         again.wait_for_training(2)  # after a false notice it is simply started again
         assert again.end() == 0
+
+
+def cloud(name: str, url: str) -> tuple[str, ...]:
+    return (*sources(name), "--set", f"preemption.{name}_url={url}")
+
+
+@pytest.mark.parametrize("name", ["aws", "gcp", "azure"])
+def test_a_cloud_takes_the_machine_away(tmp_path: Path, name: str) -> None:
+    with (
+        metadata_server() as services,
+        supervised(tmp_path / "run", *cloud(name, services.url)) as run,
+    ):
+        run.wait_for_training(2)
+        metadata = services.metadata
+        match name:
+            case "aws":
+                at = datetime.fromtimestamp(metadata.time(120.0), UTC).isoformat()
+                metadata.set(aws={ACTION: json.dumps({"action": "terminate", "time": at})})
+            case "gcp":
+                metadata.set_gcp("preempted", "TRUE")
+            case "azure":
+                metadata.set(azure=[azure_event("e-1")])
+        assert run.process.wait(20) == 75
+        assert len(run.logged("notice_received")) == 1
+        committed = [line["iteration"] for line in run.logged("checkpoint_committed")]
+        assert committed[-1] == last_iteration(run)
+        assert metadata.approved == (["e-1"] if name == "azure" else [])
+
+
+def test_a_rebalance_recommendation_only_commits(tmp_path: Path) -> None:
+    with (
+        metadata_server() as services,
+        supervised(tmp_path / "run", *cloud("aws", services.url)) as run,
+    ):
+        before = run.wait_for_training(2)
+        hint = json.dumps({"noticeTime": "2026-01-01T00:00:00Z"})
+        services.metadata.set(aws={REBALANCE: hint})
+        run.wait_for(lambda _: bool(run.logged("checkpoint_ordered")))
+        after = run.wait_for(lambda s: s["iteration"] > before["iteration"] + 5)
+        assert after["generation"] == before["generation"]
+        assert run.end() == 0
+
+
+def test_a_metadata_service_that_is_down_disturbs_nothing(tmp_path: Path) -> None:
+    with metadata_server() as gone:
+        url = gone.url
+    with supervised(tmp_path / "run", *cloud("azure", url)) as run:
+        run.wait_for_training(2)
+        (line,) = run.logged("metadata_unavailable")
+        assert line["source"] == "azure"
+        assert run.end() == 0
+
+
+def test_after_a_false_notice_the_node_comes_back(tmp_path: Path) -> None:
+    """GCP shows a preemption for ever: its deadline is remembered from when it was seen first."""
+    with metadata_server() as services:
+        services.metadata.set_gcp("preempted", "TRUE")
+        options = cloud("gcp", services.url)
+        with supervised(tmp_path / "run", *options) as run:
+            assert run.process.wait(20) == 75
+        memory = run.rundir.notices
+        seen = {name: at_s - 120.0 for name, at_s in json.loads(memory.read_text()).items()}
+        memory.write_text(json.dumps(seen))  # two minutes pass
+        with supervised(tmp_path / "run", *options) as run:
+            run.wait_for_training(2)
+            assert run.logged("notice_false")
+            assert run.end(signal.SIGINT) == 0

@@ -38,7 +38,7 @@ def test_on_a_notice_the_others_lose_no_env_step_and_the_node_may_come_back(
         assert (answer["exited"], answer["passed"]) == (75, True)
         assert job[leaving].process.wait(60) == 75
         (ordered,) = job[leaving].logged("checkpoint_ordered")
-        assert ordered["reason"] == "simulated notice, 30 s left"
+        assert ordered["reason"] == "preemption notice: simulated, 30 s left"
         job.settle(*staying)
         assert job.pids(*staying) == pids
         assert {name: steps_lost(job[name]) for name in staying} == lost

@@ -1,0 +1,1 @@
+"""Watchers of the clouds' metadata services: is this machine about to be taken away?"""
