@@ -21,6 +21,7 @@ from rallypoint.trainer.networks import ActorCritic
 from rallypoint.trainer.normaliser import Normaliser
 from rallypoint.trainer.optimiser import Adam
 from rallypoint.trainer.ordered import RankReduction, Reduction
+from rallypoint.trainer.policies.policy import DeployedPolicy
 from rallypoint.trainer.rng import Purpose, policy_noise, uniform
 from rallypoint.trainer.rollout import Advice, Rollout, collect
 from rallypoint.trainer.update import PpoUpdate
@@ -85,6 +86,11 @@ class PpoLearner:
         model = {f"model/{name}": p for name, p in self.module.named_parameters()}
         scale = {f"normaliser/{name}": t for name, t in self._normaliser.tensors().items()}
         return {**model, **scale}
+
+    def deployed(self) -> DeployedPolicy:
+        """A copy of what a robot needs: raw observations to the actions that the env applies."""
+        scaling = self._normaliser.scaling(torch.float32)
+        return DeployedPolicy(self.module, scaling, self._spec.action_bound)
 
     def register(self, registry: StateRegistry) -> None:
         """Register all state: ``model``, ``optimiser`` (learning rate included), ``normaliser``, for

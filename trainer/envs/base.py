@@ -55,6 +55,10 @@ class EnvSpec:
     max_episode_steps: int
     step_dt_s: float
     capabilities: Capabilities
+    action_bound: float | None = None
+    """The env clips every action to this far from 0. None: it takes them as they are."""
+    action_names: tuple[str, ...] = ()
+    """What each action drives; () where nothing has names."""
     library: MotionLibrary | None = None
     """What episodes follow, where the env is a `MotionEnv`."""
 

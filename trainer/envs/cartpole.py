@@ -55,6 +55,8 @@ class CartPole(MujocoEnv):
             max_episode_steps=300,
             step_dt_s=STEP_DT_S,
             capabilities=EMBEDDED,
+            action_bound=1.0,
+            action_names=("slider",),
         )
         super().__init__(spec, MJCF, seed=seed, dtype=dtype)
 

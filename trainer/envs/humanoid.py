@@ -72,6 +72,8 @@ class HumanoidTrack(MujocoEnv):
             max_episode_steps=max(sum(frames) for frames in LIBRARY.bin_frames),
             step_dt_s=STEP_DT_S,
             capabilities=EMBEDDED,
+            action_bound=ACTION_BOUND,
+            action_names=tuple(joint.name for joint in JOINTS),
             library=LIBRARY,
         )
         self._reference = reference()

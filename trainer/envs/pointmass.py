@@ -36,6 +36,8 @@ class PointMass(EmbeddedEnv):
             max_episode_steps=50,
             step_dt_s=STEP_DT_S,
             capabilities=EMBEDDED,
+            action_bound=1.0,
+            action_names=("x", "y"),
         )
         super().__init__(spec, seed=seed, dtype=dtype)
 

@@ -13,6 +13,7 @@ from rallypoint.trainer.envs.mujoco_env import MujocoEnv, body_axes
 from rallypoint.trainer.envs.quadruped_model import (
     DAMPING_N_M_S_RAD,
     DEFAULT_POSE_RAD,
+    JOINT_NAMES,
     LEGS,
     STAND_HEIGHT_M,
     STIFFNESS_N_M_RAD,
@@ -85,6 +86,8 @@ class QuadrupedVelocity(MujocoEnv):
             max_episode_steps=EPISODE_STEPS,
             step_dt_s=STEP_DT_S,
             capabilities=EMBEDDED,
+            action_bound=ACTION_BOUND,
+            action_names=JOINT_NAMES,
         )
         super().__init__(spec, mjcf(), seed=seed, dtype=dtype)
 

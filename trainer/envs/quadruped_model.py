@@ -16,6 +16,10 @@ LEGS: Final = (("FL", 1, 1), ("FR", 1, -1), ("RL", -1, 1), ("RR", -1, -1))
 """Name, sign of x (front +), sign of y (left +); joints and sensors are in this order, each leg
 hip, thigh, calf."""
 
+JOINT_NAMES: Final = tuple(
+    f"{leg}_{joint}" for leg, _, _ in LEGS for joint in ("hip", "thigh", "calf")
+)
+
 DEFAULT_POSE_RAD: Final = np.array(
     [angle for _, _, side in LEGS for angle in (0.1 * side, 0.75, -1.5)]
 )
