@@ -7,6 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_type_hints
 
+import pytest
+
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.failpoints import NAMES
 from tests.project import (
@@ -324,24 +326,28 @@ def test_failpoints_are_hit_and_listed() -> None:
     report((name for name in NAMES if f"`{name}`" not in listed), "list it in ARCHITECTURE.md")
 
 
-# --- numeric tests ------------------------------------------------------------------------------
+# --- tests by number ----------------------------------------------------------------------------
 
 NUMERIC = {*range(1, 35), *range(36, 41)}
 """Numbers of the specification's reference tests of the trainer."""
+RULES = {*range(1, 12)}
+"""Numbers of the rules of membership."""
 
 
-def test_every_numeric_reference_test_is_there() -> None:
-    """``test_numeric_01_12_what_it_shows`` shows numbers 1 and 12. None is ever skipped."""
+@pytest.mark.parametrize(("kind", "numbers"), [("numeric", NUMERIC), ("rule", RULES)])
+def test_every_number_of_the_specification_has_its_test(kind: str, numbers: set[int]) -> None:
+    """``test_numeric_01_12_what_it_shows`` shows numbers 1 and 12, ``test_rule_09_what_it_shows`` rule 9.
+    None is ever skipped."""
     tests = [
         node
         for path in python_files()
         for node in ast.walk(tree(path))
-        if isinstance(node, Function) and node.name.startswith("test_numeric_")
+        if isinstance(node, Function) and node.name.startswith(f"test_{kind}_")
     ]
-    numbers = (re.sub(r"^test_numeric_((?:\d\d_)*).*", r"\1", node.name) for node in tests)
-    found = {int(number) for group in numbers for number in group.split("_") if number}
-    report((f"number {n}" for n in NUMERIC - found), "a test named test_numeric_NN_… shows it")
+    shown = (re.sub(rf"^test_{kind}_((?:\d\d_)*).*", r"\1", node.name) for node in tests)
+    found = {int(number) for group in shown for number in group.split("_") if number}
+    report((f"number {n}" for n in numbers - found), f"a test named test_{kind}_NN_… shows it")
     report(
         (node.name for node in tests if re.search(r"\b(skip|skipif|xfail)\b", ast.unparse(node))),
-        "numeric tests run everywhere",
+        "tests by number run everywhere",
     )

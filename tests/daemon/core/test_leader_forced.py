@@ -42,7 +42,7 @@ def _published(script: LeaderScript) -> LeaderScript:
 # --- losses (4.4) ----------------------------------------------------------------------------------
 
 
-def test_4_4_losses_within_the_window_are_one_change_after_a_probe() -> None:
+def test_rule_04_losses_within_the_window_are_one_change_after_a_probe() -> None:
     script = _training(0, 1, 2)
     script.see(member(trained(0, 3), trained(1, 3), slot_record(2, "starting", incarnation=2)))
     assert script.all_of(act.SetTimer) == [act.SetTimer(100.05)]
@@ -61,7 +61,7 @@ def test_4_4_losses_within_the_window_are_one_change_after_a_probe() -> None:
     assert script.all_of(act.PublishPlan)[0].replaces == 3
 
 
-def test_4_4_a_forced_plan_leaves_out_who_does_not_answer() -> None:
+def test_rule_04_a_forced_plan_leaves_out_who_does_not_answer() -> None:
     script = _training(0, 1, 2, 3)
     script.gone, script.silent = {key(1)}, {key(2)}
     script.see(member(*(trained(s, 3) for s in (0, 1, 2)), slot_record(3, "lost"))).wait()
@@ -69,13 +69,13 @@ def test_4_4_a_forced_plan_leaves_out_who_does_not_answer() -> None:
     assert "a/1#1, a/2#1" in script.said
 
 
-def test_4_4_a_forced_plan_admits_no_newcomer_while_a_survivor_lives() -> None:
+def test_rule_04_a_forced_plan_admits_no_newcomer_while_a_survivor_lives() -> None:
     script = _training(0, 1)
     script.see(member(trained(0, 3), slot_record(1, incarnation=2), slot_record(2))).wait()
     assert script.ranks == [key(0)]
 
 
-def test_4_4_one_lost_node_is_named_as_the_cause() -> None:
+def test_rule_04_one_lost_node_is_named_as_the_cause() -> None:
     keys = (key(0), key(0, 1, "b"))
     script = LeaderScript(leader_policy()).elect(
         member(trained(0, 3)),
@@ -88,7 +88,7 @@ def test_4_4_one_lost_node_is_named_as_the_cause() -> None:
     assert script.published.cause == "node_lost"
 
 
-def test_4_3_ranks_of_survivors_follow_seniority() -> None:
+def test_rule_03_ranks_of_survivors_follow_seniority() -> None:
     script = _training(2, 0, 1)
     script.see(member(trained(0, 3), trained(1, 3), slot_record(2, "lost"))).wait()
     assert script.ranks == [key(0), key(1)]
@@ -97,7 +97,7 @@ def test_4_3_ranks_of_survivors_follow_seniority() -> None:
     assert script.wait().ranks == [key(0)]
 
 
-def test_4_3_a_heir_behind_the_newest_generation_ranks_after_the_survivors() -> None:
+def test_rule_03_a_heir_behind_the_newest_generation_ranks_after_the_survivors() -> None:
     keys = (key(0), key(1), key(2))
     script = LeaderScript(leader_policy()).elect(
         member(trained(0, 3), trained(1, 4), slot_record(2, "lost")),
@@ -108,7 +108,7 @@ def test_4_3_a_heir_behind_the_newest_generation_ranks_after_the_survivors() -> 
     assert script.ranks == [key(1), key(0)]
 
 
-def test_4_4_what_was_formed_before_the_mark_counts_no_more() -> None:
+def test_rule_04_what_was_formed_before_the_mark_counts_no_more() -> None:
     script = _training(0, 1)
     script.see(member(trained(0, 3), slot_record(1, "lost"), trained(2, 2, state="ready"))).wait()
     assert script.ranks == [key(0)]
@@ -128,7 +128,7 @@ def test_a_loss_that_is_over_at_the_end_of_the_window_is_none() -> None:
 # --- retries ---------------------------------------------------------------------------------------
 
 
-def test_4_1_a_broken_generation_of_the_living_is_tried_again_under_a_new_number() -> None:
+def test_rule_01_a_broken_generation_of_the_living_is_tried_again_under_a_new_number() -> None:
     script = _training(0, 1)
     script.see(member(trained(0, 3, broken_generation=3), trained(1, 3))).wait()
     assert (script.published.generation, script.ranks) == (4, [key(0), key(1)])
@@ -171,7 +171,7 @@ def test_a_retry_without_a_loss_keeps_the_cause_of_the_plan_that_never_formed() 
 @pytest.mark.parametrize(
     ("kind", "cause"), [("gone", "worker_lost"), ("silent", "hang")], ids=["gone", "silent"]
 )
-def test_4_9_a_probe_tells_a_dead_worker_from_a_hung_one(kind: str, cause: str) -> None:
+def test_rule_09_a_probe_tells_a_dead_worker_from_a_hung_one(kind: str, cause: str) -> None:
     script = _training(0, 1)
     getattr(script, kind).add(key(1))
     script.see(member(trained(0, 3, broken_generation=3), trained(1, 3))).wait()
@@ -193,7 +193,7 @@ def test_silent_survivors_are_asked_again_and_never_replaced_by_a_restore() -> N
 # --- nobody left -----------------------------------------------------------------------------------
 
 
-def test_4_4_without_a_survivor_the_job_restores_with_those_that_are_ready() -> None:
+def test_rule_04_without_a_survivor_the_job_restores_with_those_that_are_ready() -> None:
     script = _training(0, 1)
     script.see(member(slot_record(0, "starting", incarnation=2), slot_record(1, "lost")))
     assert script.all_of(act.PublishPlan) == []
@@ -203,14 +203,14 @@ def test_4_4_without_a_survivor_the_job_restores_with_those_that_are_ready() -> 
     assert script.ranks == [key(0, 2)]
 
 
-def test_4_11_a_checkpoint_known_from_a_lost_worker_is_state() -> None:
+def test_rule_11_a_checkpoint_known_from_a_lost_worker_is_state() -> None:
     script = _training(0, 1)
     script.see(member(trained(0, 3, checkpoint=(3, 20)), slot_record(1, checkpoint=None)))
     script.see(member(slot_record(0, "lost"), slot_record(1, incarnation=2)))
     assert script.published.restore
 
 
-def test_4_4_no_restore_while_a_worker_of_the_old_plan_still_answers() -> None:
+def test_rule_04_no_restore_while_a_worker_of_the_old_plan_still_answers() -> None:
     old = key(0, 1, "b")
     script = LeaderScript(leader_policy()).elect(
         member(slot_record(0)),
@@ -235,14 +235,14 @@ def test_a_store_that_lost_its_plan_is_repaired_from_the_survivors() -> None:
 # --- holding (4.5) ---------------------------------------------------------------------------------
 
 
-def test_4_5_below_min_workers_the_survivors_hold() -> None:
+def test_rule_05_below_min_workers_the_survivors_hold() -> None:
     script = _training(0, 1, policy={"min_workers": 2})
     script.see(member(trained(0, 3), slot_record(1, "starting", incarnation=2))).wait()
     assert (script.published.hold, script.ranks) == (True, [key(0)])
     assert "holding" in script.said
 
 
-def test_4_5_a_held_job_goes_on_with_enough_newcomers() -> None:
+def test_rule_05_a_held_job_goes_on_with_enough_newcomers() -> None:
     held = plan(4, key(0), survivors=(key(0),), hold=True)
     script = LeaderScript(leader_policy(min_workers=3)).elect(
         member(trained(0, 4, state="waiting"), slot_record(1, incarnation=2)),
@@ -263,7 +263,7 @@ def test_4_5_a_held_job_goes_on_with_enough_newcomers() -> None:
 # --- what is written, and what is not ------------------------------------------------------------
 
 
-def test_4_1_one_plan_at_a_time_is_written() -> None:
+def test_rule_01_one_plan_at_a_time_is_written() -> None:
     script = _training(0, 1, 2)
     script.see(member(trained(0, 3), trained(1, 3), slot_record(2, "lost"))).wait()
     first = script.published
@@ -274,7 +274,7 @@ def test_4_1_one_plan_at_a_time_is_written() -> None:
     assert (script.published.generation, script.ranks) == (5, [key(0)])
 
 
-def test_4_7_a_refused_plan_is_tried_again_after_a_back_off_under_a_new_number() -> None:
+def test_rule_07_a_refused_plan_is_tried_again_after_a_back_off_under_a_new_number() -> None:
     script = _training(0, 1)
     script.see(member(trained(0, 3), slot_record(1, "lost"))).wait()
     script.feed(ev.PublishRefused(4, "the store does not answer"))
@@ -284,7 +284,7 @@ def test_4_7_a_refused_plan_is_tried_again_after_a_back_off_under_a_new_number()
     assert script.published.generation == 5
 
 
-def test_4_7_a_refused_mark_is_tried_again() -> None:
+def test_rule_07_a_refused_mark_is_tried_again() -> None:
     script = LeaderScript(leader_policy()).elect(
         member(trained(0, 1)), plan=plan(1, key(0)), job_record=job()
     )
@@ -328,7 +328,7 @@ def test_a_wait_is_explained_once() -> None:
     assert script.orders == ()
 
 
-def test_4_7_a_new_leader_goes_on_from_the_store() -> None:
+def test_rule_07_a_new_leader_goes_on_from_the_store() -> None:
     keys: tuple[WorkerKey, ...] = (key(0), key(1))
     script = LeaderScript(leader_policy()).elect(
         member(trained(0, 5), trained(1, 5)),

@@ -57,7 +57,7 @@ def test_a_plan_carries_the_end_of_the_job_and_a_new_end_is_a_planned_change() -
 # --- joins (4.4) -----------------------------------------------------------------------------------
 
 
-def test_4_4_newcomers_within_the_window_enter_together() -> None:
+def test_rule_04_newcomers_within_the_window_enter_together() -> None:
     script = _elect(
         _of(3, key(0)), member(trained(0, 3), slot_record(1), slot_record(2, "warming"))
     )
@@ -74,7 +74,7 @@ def test_4_4_newcomers_within_the_window_enter_together() -> None:
     assert probe.targets == (key(1), key(2))
 
 
-def test_4_4_nobody_joins_before_the_present_plan_has_formed() -> None:
+def test_rule_04_nobody_joins_before_the_present_plan_has_formed() -> None:
     script = _elect(_of(4, key(0)), member(trained(0, 3), slot_record(1)), formed=3)
     script.now = 110.0
     script.feed(ev.TimerFired())
@@ -109,7 +109,7 @@ def test_a_newcomer_that_does_not_answer_keeps_the_others_out_of_nothing() -> No
     assert alone.all_of(act.SetTimer) == [act.SetTimer(102.0)]
 
 
-def test_4_4_who_formed_an_older_generation_is_a_newcomer() -> None:
+def test_rule_04_who_formed_an_older_generation_is_a_newcomer() -> None:
     members = member(trained(0, 3), trained(1, 2, state="ready"))
     script = _elect(_of(3, key(0)), members).wait()
     assert (script.ranks, script.published.survivors) == ([key(0), key(1)], (key(0),))
@@ -124,7 +124,7 @@ def test_a_newcomer_that_dies_before_anybody_entered_is_superseded_at_once() -> 
     assert script.ranks == [key(0), key(2)]
 
 
-def test_4_4_a_survivor_that_dies_before_a_join_forces_a_plan_without_newcomers() -> None:
+def test_rule_04_a_survivor_that_dies_before_a_join_forces_a_plan_without_newcomers() -> None:
     pending = plan(4, key(0), key(1), key(2), kind="planned", survivors=(key(0), key(1)))
     script = _elect(pending, member(trained(0, 3), trained(1, 3), slot_record(2)), formed=3)
     script.see(member(trained(0, 3), slot_record(1, "lost"), slot_record(2))).wait()
@@ -146,7 +146,7 @@ def test_members_that_formed_a_generation_which_was_superseded_unmarked_are_rele
     assert (script.published.kind, script.ranks) == ("forced", [key(0), key(1)])
 
 
-def test_4_3_a_planned_change_keeps_ranks_of_survivors_and_adds_newcomers_after() -> None:
+def test_rule_03_a_planned_change_keeps_ranks_of_survivors_and_adds_newcomers_after() -> None:
     present = _of(3, key(1, 1, "b"), key(0))
     script = _elect(
         present,
@@ -160,7 +160,7 @@ def test_4_3_a_planned_change_keeps_ranks_of_survivors_and_adds_newcomers_after(
 
 
 @pytest.mark.parametrize("cause", ["drain", "notice"])
-def test_4_6_a_draining_node_is_planned_out_at_once(cause: str) -> None:
+def test_rule_06_a_draining_node_is_planned_out_at_once(cause: str) -> None:
     keys = (key(0, 1, "b"), key(0), key(1))
     script = _elect(
         _of(3, *keys), member(trained(0, 3), trained(1, 3)), member(trained(0, 3), node_name="b")
@@ -172,7 +172,7 @@ def test_4_6_a_draining_node_is_planned_out_at_once(cause: str) -> None:
     assert script.ranks == [key(0), key(1)]
 
 
-def test_4_6_the_only_holder_of_state_is_not_planned_out() -> None:
+def test_rule_06_the_only_holder_of_state_is_not_planned_out() -> None:
     draining = member(trained(0, 3), draining=True, drain_cause="drain")
     script = _elect(_of(3, key(0)), draining)
     assert script.all_of(act.PublishPlan) == []
@@ -296,7 +296,7 @@ def test_a_block_that_two_survivors_claim_goes_to_the_more_senior() -> None:
 # --- the end of a job ------------------------------------------------------------------------------
 
 
-def test_4_6_finish_is_written_once_when_members_finished_by_agreement() -> None:
+def test_rule_06_finish_is_written_once_when_members_finished_by_agreement() -> None:
     script = _elect(_of(3, key(0), key(1)), member(trained(0, 3), trained(1, 3)))
     script.see(member(trained(0, 3, state="draining", left="finished"), trained(1, 3)))
     (order,) = script.all_of(act.SetJobState)
@@ -307,7 +307,7 @@ def test_4_6_finish_is_written_once_when_members_finished_by_agreement() -> None
     assert script.orders == ()
 
 
-def test_4_6_an_agreed_stop_is_no_loss_and_no_end_of_the_job() -> None:
+def test_rule_06_an_agreed_stop_is_no_loss_and_no_end_of_the_job() -> None:
     script = _elect(_of(3, key(0), key(1)), member(trained(0, 3), trained(1, 3)))
     script.see(member(trained(0, 3, state="stopped", left="stopped"), trained(1, 3)))
     assert [type(order) for order in script.orders] == [act.Explain]

@@ -71,7 +71,7 @@ def hung(verdict: Verdict) -> list[WorkerKey]:
     return [x.key for x in verdict]
 
 
-def test_4_9_who_is_silent_outside_the_collective_that_others_wait_in_is_hung() -> None:
+def test_rule_09_who_is_silent_outside_the_collective_that_others_wait_in_is_hung() -> None:
     pages = Pages()
     pages.look()
     pages.wait_inside(key(0), key(2))
@@ -83,14 +83,14 @@ def test_4_9_who_is_silent_outside_the_collective_that_others_wait_in_is_hung() 
     assert "a/0#1, a/2#1 wait" in verdict[0].reason
 
 
-def test_4_9_two_that_hang_are_both_found() -> None:
+def test_rule_09_two_that_hang_are_both_found() -> None:
     pages = Pages()
     pages.look()
     pages.wait_inside(key(0))
     assert hung(pages.read(11)) == [key(1), key(2)]
 
 
-def test_4_9_a_slow_env_is_waited_for_as_long_as_it_steps() -> None:
+def test_rule_09_a_slow_env_is_waited_for_as_long_as_it_steps() -> None:
     pages = Pages()
     pages.look()
     pages.wait_inside(key(0), key(2))
@@ -99,7 +99,7 @@ def test_4_9_a_slow_env_is_waited_for_as_long_as_it_steps() -> None:
         assert pages.read(5) == ()
 
 
-def test_4_9_the_bound_of_a_phase_is_three_times_what_was_measured_in_it() -> None:
+def test_rule_09_the_bound_of_a_phase_is_three_times_what_was_measured_in_it() -> None:
     pages = Pages()
     for _ in range(3):
         pages.put(key(1), "rollout", 7)
@@ -111,7 +111,7 @@ def test_4_9_the_bound_of_a_phase_is_three_times_what_was_measured_in_it() -> No
     assert hung(pages.read(6)) == [key(1)]
 
 
-def test_4_9_one_freeze_that_passed_does_not_raise_the_bound() -> None:
+def test_rule_09_one_freeze_that_passed_does_not_raise_the_bound() -> None:
     pages = Pages()
     for _ in range(5):
         pages.put(key(1), "rollout", 7)
@@ -122,7 +122,7 @@ def test_4_9_one_freeze_that_passed_does_not_raise_the_bound() -> None:
     assert liveness.bound_s(pages.state, POLICY, "rollout") == POLICY.hang_s
 
 
-def test_4_9_a_build_of_envs_may_take_three_times_that_of_the_warm_up() -> None:
+def test_rule_09_a_build_of_envs_may_take_three_times_that_of_the_warm_up() -> None:
     pages = Pages()
     for k in KEYS:
         pages.put(k, "warming", 0, generation=0)
@@ -133,12 +133,12 @@ def test_4_9_a_build_of_envs_may_take_three_times_that_of_the_warm_up() -> None:
     assert liveness.bound_s(pages.state, POLICY, "envs") > 80.0
 
 
-def test_4_9_silence_that_nobody_waits_for_ends_nobody() -> None:
+def test_rule_09_silence_that_nobody_waits_for_ends_nobody() -> None:
     pages = Pages()
     assert pages.read(100) == ()
 
 
-def test_4_9_when_all_are_inside_the_generation_is_stuck_and_nobody_is_ended() -> None:
+def test_rule_09_when_all_are_inside_the_generation_is_stuck_and_nobody_is_ended() -> None:
     pages = Pages()
     pages.look()
     pages.wait_inside(*KEYS)
@@ -148,14 +148,14 @@ def test_4_9_when_all_are_inside_the_generation_is_stuck_and_nobody_is_ended() -
     assert verdict.generation == 3
 
 
-def test_4_9_inside_two_collectives_is_stuck_too() -> None:
+def test_rule_09_inside_two_collectives_is_stuck_too() -> None:
     pages = Pages()
     pages.look()
     pages.wait_inside(key(0), key(1)).wait_inside(key(2), collective=9)
     assert isinstance(pages.read(12), Stuck)
 
 
-def test_4_9_long_collectives_that_end_raise_the_bound_of_all_inside() -> None:
+def test_rule_09_long_collectives_that_end_raise_the_bound_of_all_inside() -> None:
     pages = Pages()
     for collective in range(8, 12):
         pages.wait_inside(*KEYS, collective=collective)
@@ -163,7 +163,7 @@ def test_4_9_long_collectives_that_end_raise_the_bound_of_all_inside() -> None:
     assert liveness.bound_s(pages.state, POLICY, COLLECTIVE) > 20.0
 
 
-def test_4_9_who_waits_for_the_slowest_does_not_raise_that_bound() -> None:
+def test_rule_09_who_waits_for_the_slowest_does_not_raise_that_bound() -> None:
     pages = Pages()
     for collective in range(8, 12):
         pages.wait_inside(key(0), key(1), collective=collective)
@@ -173,7 +173,7 @@ def test_4_9_who_waits_for_the_slowest_does_not_raise_that_bound() -> None:
     assert liveness.bound_s(pages.state, POLICY, COLLECTIVE) == POLICY.hang_s
 
 
-def test_4_9_who_stays_in_a_wait_that_a_forced_plan_has_ended_is_hung() -> None:
+def test_rule_09_who_stays_in_a_wait_that_a_forced_plan_has_ended_is_hung() -> None:
     pages = Pages()
     pages.look()
     pages.wait_inside(*KEYS)
@@ -185,7 +185,7 @@ def test_4_9_who_stays_in_a_wait_that_a_forced_plan_has_ended_is_hung() -> None:
     assert hung(pages.read(2)) == [key(1)]
 
 
-def test_4_9_who_waits_for_the_safe_point_of_a_planned_change_is_not_behind() -> None:
+def test_rule_09_who_waits_for_the_safe_point_of_a_planned_change_is_not_behind() -> None:
     pages = Pages(plan(4, *KEYS, kind="planned"))
     pages.look()
     pages.put(key(2), "arrive", 0, inside=True, generation=4)
@@ -194,21 +194,21 @@ def test_4_9_who_waits_for_the_safe_point_of_a_planned_change_is_not_behind() ->
         assert pages.read(5) == ()
 
 
-def test_4_9_the_one_who_holds_up_a_planned_change_is_found_and_not_its_peer() -> None:
+def test_rule_09_the_one_who_holds_up_a_planned_change_is_found_and_not_its_peer() -> None:
     pages = Pages(plan(4, *KEYS, kind="planned"))
     pages.look()
     pages.put(key(2), "arrive", 0, inside=True, generation=4).wait_inside(key(1))
     assert hung(pages.read(12)) == [key(0)]
 
 
-def test_4_9_on_a_gpu_the_one_behind_is_found_though_nobody_is_inside() -> None:
+def test_rule_09_on_a_gpu_the_one_behind_is_found_though_nobody_is_inside() -> None:
     pages = Pages()
     pages.look()
     pages.put(key(0), "update", 9).put(key(2), "update", 9)
     assert hung(pages.read(12)) == [key(1)]
 
 
-def test_4_9_time_in_which_this_node_was_frozen_itself_is_no_silence() -> None:
+def test_rule_09_time_in_which_this_node_was_frozen_itself_is_no_silence() -> None:
     pages = Pages()
     pages.look()
     pages.wait_inside(key(0), key(2))
@@ -219,7 +219,7 @@ def test_4_9_time_in_which_this_node_was_frozen_itself_is_no_silence() -> None:
     assert pages.read(9) == ()
 
 
-def test_4_9_the_page_of_an_earlier_life_says_nothing() -> None:
+def test_rule_09_the_page_of_an_earlier_life_says_nothing() -> None:
     pages = Pages()
     pages.look()
     pages.wait_inside(key(0), key(2))
@@ -227,7 +227,7 @@ def test_4_9_the_page_of_an_earlier_life_says_nothing() -> None:
     assert pages.read(30) == ()
 
 
-def test_4_9_with_members_on_other_nodes_nobody_here_says_that_all_wait() -> None:
+def test_rule_09_with_members_on_other_nodes_nobody_here_says_that_all_wait() -> None:
     pages = Pages(plan(3, *KEYS, key(0, node_name="b")))
     pages.look()
     pages.wait_inside(*KEYS)

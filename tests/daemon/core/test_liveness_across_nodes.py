@@ -92,7 +92,7 @@ def hung(verdicts: Mapping[WorkerKey, Verdict]) -> dict[WorkerKey, list[WorkerKe
     return found
 
 
-def test_4_9_the_only_worker_of_a_node_is_ended_by_its_own_node_for_a_wait_elsewhere() -> None:
+def test_rule_09_the_only_worker_of_a_node_is_ended_by_its_own_node_for_a_wait_elsewhere() -> None:
     nodes = Cluster(A, B, C).put("update", 8, A, C, inside=True)
     assert nodes.read(10) == {}
     verdicts = nodes.read(1)
@@ -104,7 +104,7 @@ def test_4_9_the_only_worker_of_a_node_is_ended_by_its_own_node_for_a_wait_elsew
     )
 
 
-def test_4_9_a_wait_is_said_once_and_taken_back_once() -> None:
+def test_rule_09_a_wait_is_said_once_and_taken_back_once() -> None:
     nodes = Cluster(A, B).put("update", 8, A, inside=True)
     for _ in range(8):
         nodes.put("rollout", 7, B)
@@ -119,7 +119,7 @@ def test_4_9_a_wait_is_said_once_and_taken_back_once() -> None:
     assert nodes.nodes[B].changes == 0
 
 
-def test_4_9_waits_that_are_usual_in_this_run_are_not_said() -> None:
+def test_rule_09_waits_that_are_usual_in_this_run_are_not_said() -> None:
     nodes = Cluster(A, B)
     said = []
     for collective in range(8, 14):
@@ -133,23 +133,23 @@ def test_4_9_waits_that_are_usual_in_this_run_are_not_said() -> None:
     assert hung(nodes.read(13)) == {B: [B]}, "but a hang is"
 
 
-def test_4_9_two_nodes_hang_and_each_ends_its_own() -> None:
+def test_rule_09_two_nodes_hang_and_each_ends_its_own() -> None:
     nodes = Cluster(A, B, C).put("update", 8, A, inside=True)
     assert hung(nodes.read(11)) == {B: [B], C: [C]}
 
 
-def test_4_9_who_has_entered_the_collective_is_not_ended_for_who_has_not() -> None:
+def test_rule_09_who_has_entered_the_collective_is_not_ended_for_who_has_not() -> None:
     """B has left collective 8 (a broadcast, as its source), which C has not entered."""
     nodes = Cluster(A, B, C).put("update", 8, A, inside=True).put("update", 8, B)
     assert hung(nodes.read(20)) == {C: [C]}
 
 
-def test_4_9_who_was_stopped_while_it_entered_is_found_when_all_the_rest_waits() -> None:
+def test_rule_09_who_was_stopped_while_it_entered_is_found_when_all_the_rest_waits() -> None:
     nodes = Cluster(A, B, C).put("update", 8, A, C, inside=True).put("update", 8, B)
     assert hung(nodes.read(11)) == {B: [B]}
 
 
-def test_4_9_all_inside_on_all_nodes_is_stuck_and_nobody_is_ended() -> None:
+def test_rule_09_all_inside_on_all_nodes_is_stuck_and_nobody_is_ended() -> None:
     nodes = Cluster(A, B, C).put("update", 8, A, B, C, inside=True)
     assert nodes.read(10) == {}
     verdicts = nodes.read(4)
@@ -160,14 +160,14 @@ def test_4_9_all_inside_on_all_nodes_is_stuck_and_nobody_is_ended() -> None:
         assert "bound 10.0 s" in verdict.reason
 
 
-def test_4_9_one_node_that_says_nothing_keeps_the_others_from_calling_it_stuck() -> None:
+def test_rule_09_one_node_that_says_nothing_keeps_the_others_from_calling_it_stuck() -> None:
     nodes = Cluster(A, B, C).put("update", 8, A, B, inside=True)
     for _ in range(20):
         nodes.put("rollout", 7, C)
         assert nodes.read(2) == {}
 
 
-def test_4_9_who_stays_in_a_wait_that_a_forced_plan_has_ended_elsewhere_is_hung() -> None:
+def test_rule_09_who_stays_in_a_wait_that_a_forced_plan_has_ended_elsewhere_is_hung() -> None:
     nodes = Cluster(A, B, C).put("update", 8, A, B, C, inside=True)
     nodes.read(14)
     nodes.plan = plan(4, A, B, C)
@@ -176,7 +176,7 @@ def test_4_9_who_stays_in_a_wait_that_a_forced_plan_has_ended_elsewhere_is_hung(
     assert hung(nodes.read(3)) == {B: [B]}
 
 
-def test_4_9_a_wait_that_is_long_over_ends_nobody() -> None:
+def test_rule_09_a_wait_that_is_long_over_ends_nobody() -> None:
     """The store is away: the last that others said stays, while all train on, and then stand."""
     nodes = Cluster(A, B).put("update", 8, A, inside=True)
     nodes.put("rollout", 7, B).read(5)
@@ -192,7 +192,7 @@ def test_4_9_a_wait_that_is_long_over_ends_nobody() -> None:
         assert liveness.judge(node.state, POLICY, (B,), nodes.plan) == ()
 
 
-def test_4_9_a_node_says_in_its_record_who_waits() -> None:
+def test_rule_09_a_node_says_in_its_record_who_waits() -> None:
     waits = (WaitRecord(0, 1, 3, 8, 2.5),)
     node = NodeScript().make_train(generation=3)
     node.feed(ev.WaitsChanged(waits))

@@ -14,7 +14,7 @@ def _exit_of(node: NodeScript) -> act.ExitSupervisor:
     return order
 
 
-def test_4_6_stop_asks_who_trains_to_agree_and_sends_the_others_home() -> None:
+def test_rule_06_stop_asks_who_trains_to_agree_and_sends_the_others_home() -> None:
     node = NodeScript(3).feed(ev.NodeStarted()).make_ready(0, 1)
     node.feed(ev.PlanSeen(plan(1, key(0))), ev.WorkerFormed(key(0), 1, "hash", 0))
     node.feed(ev.StopRequested("SIGTERM"))
@@ -25,14 +25,14 @@ def test_4_6_stop_asks_who_trains_to_agree_and_sends_the_others_home() -> None:
     assert node.states == ["draining", "draining", "starting"]
 
 
-def test_4_6_stop_sends_home_at_once_who_never_formed_a_generation() -> None:
+def test_rule_06_stop_sends_home_at_once_who_never_formed_a_generation() -> None:
     node = NodeScript(2).feed(ev.NodeStarted()).make_ready(0, 1)
     node.feed(ev.PlanSeen(plan(1, key(0), key(1)))).feed(ev.StopRequested("SIGTERM"))
     assert [order.key for order in node.all_of(act.SendLeave)] == [key(0), key(1)]
     assert node.all_of(act.SendStop) == []
 
 
-def test_4_6_stop_exits_with_0_once_every_worker_has_left() -> None:
+def test_rule_06_stop_exits_with_0_once_every_worker_has_left() -> None:
     node = NodeScript(2).make_train().feed(ev.StopRequested("SIGTERM"))
     node.feed(ev.WorkerLeft(key(0), 9, "stopped"), ev.WorkerLeft(key(1), 9, "stopped"))
     node.exit(0, signal=None)
@@ -43,7 +43,7 @@ def test_4_6_stop_exits_with_0_once_every_worker_has_left() -> None:
     assert [slot.left for slot in node.all_of(act.WriteMember)[0].record.slots] == ["stopped"] * 2
 
 
-def test_4_6_a_worker_that_dies_during_a_stop_is_not_restarted() -> None:
+def test_rule_06_a_worker_that_dies_during_a_stop_is_not_restarted() -> None:
     node = NodeScript(2).make_train().feed(ev.StopRequested("SIGTERM")).exit(0)
     assert node.all_of(act.StartWorker) == []
     assert node.states == ["lost", "draining"]
@@ -54,7 +54,7 @@ def test_4_6_a_worker_that_dies_during_a_stop_is_not_restarted() -> None:
     assert _exit_of(node).code == 0
 
 
-def test_4_6_stop_kills_what_is_left_after_the_grace() -> None:
+def test_rule_06_stop_kills_what_is_left_after_the_grace() -> None:
     node = NodeScript(2).make_train().feed(ev.StopRequested("SIGTERM"))
     assert node.all_of(act.SetTimer) == [act.SetTimer(node.now + 30.0)]
     node.wait()
@@ -93,7 +93,7 @@ def test_a_process_that_appears_after_its_kill_was_ordered_is_killed() -> None:
 
 
 @pytest.mark.parametrize("reason", ["finished", "stopped"])
-def test_4_6_leaving_by_agreement_is_no_loss_and_ends_the_node(reason: str) -> None:
+def test_rule_06_leaving_by_agreement_is_no_loss_and_ends_the_node(reason: str) -> None:
     node = NodeScript(3).feed(ev.NodeStarted()).make_ready(0, 1, 2)
     node.feed(ev.PlanSeen(plan(1, key(0), key(1))))
     node.feed(*(ev.WorkerFormed(key(slot), 1, "hash", 0) for slot in (0, 1)))
@@ -109,7 +109,7 @@ def test_4_6_leaving_by_agreement_is_no_loss_and_ends_the_node(reason: str) -> N
 
 
 @pytest.mark.parametrize("written", [True, False], ids=["written", "store away"])
-def test_4_6_with_other_nodes_the_record_stays_until_the_end_is_written(written: bool) -> None:
+def test_rule_06_with_other_nodes_the_record_stays_until_the_end_is_written(written: bool) -> None:
     node = NodeScript(1)
     node.state = replace(node.state, policy=replace(node.state.policy, end_wait_s=5.0))
     node.make_train(generation=1)
@@ -151,7 +151,7 @@ def test_a_finished_job_ends_a_node_that_had_no_part_in_it() -> None:
 # --- drain ---------------------------------------------------------------------------------------
 
 
-def test_4_6_drain_says_so_and_leaves_when_a_plan_without_it_has_formed() -> None:
+def test_rule_06_drain_says_so_and_leaves_when_a_plan_without_it_has_formed() -> None:
     node = NodeScript(2).make_train().feed(ev.DrainRequested(None))
     (written,) = node.all_of(act.WriteMember)
     assert (written.record.draining, written.record.drain_cause) == (True, "drain")

@@ -57,7 +57,7 @@ def test_the_member_record_is_written_when_it_changes_never_per_iteration() -> N
 # --- restarts (DESIGN 4.8: a change of membership spends no failure budget) -----------------------
 
 
-def test_4_8_a_worker_that_had_formed_restarts_at_once_however_often() -> None:
+def test_rule_08_a_worker_that_had_formed_restarts_at_once_however_often() -> None:
     node = NodeScript(1).make_train()
     for generation in range(2, 9):
         node.exit(0)
@@ -67,7 +67,7 @@ def test_4_8_a_worker_that_had_formed_restarts_at_once_however_often() -> None:
     assert node.state.slots[0].restarts == 7
 
 
-def test_4_8_lives_that_end_before_they_form_are_backed_off() -> None:
+def test_rule_08_lives_that_end_before_they_form_are_backed_off() -> None:
     node = NodeScript(1).feed(ev.NodeStarted())
     delays = []
     for _ in range(10):
@@ -83,7 +83,7 @@ def test_4_8_lives_that_end_before_they_form_are_backed_off() -> None:
     assert delays == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
 
-def test_4_8_a_committed_iteration_ends_the_back_off() -> None:
+def test_rule_08_a_committed_iteration_ends_the_back_off() -> None:
     node = NodeScript(1).feed(ev.NodeStarted()).exit(0).exit(0).wait()
     assert node.state.slots[0].failures == 2
     node.make_ready(0).feed(ev.PlanSeen(plan(1, node.key(0))))
@@ -93,7 +93,7 @@ def test_4_8_a_committed_iteration_ends_the_back_off() -> None:
     assert node.all_of(act.StartWorker) == [act.StartWorker(node.key(0))]
 
 
-def test_4_8_a_process_that_cannot_be_started_is_backed_off_too() -> None:
+def test_rule_08_a_process_that_cannot_be_started_is_backed_off_too() -> None:
     node = NodeScript(1).feed(ev.NodeStarted())
     node.feed(ev.SpawnFailed(key(0), "no memory"))
     assert node.all_of(act.StartWorker) == [act.StartWorker(key(0, 2))]
@@ -194,7 +194,7 @@ def _fault(
     return ev.WorkerFaulted(worker, 1, iteration, fingerprint, "Traceback" + "x" * 9000)
 
 
-def test_4_8_a_fault_stays_in_the_record_of_the_next_life_and_is_counted() -> None:
+def test_rule_08_a_fault_stays_in_the_record_of_the_next_life_and_is_counted() -> None:
     node = NodeScript(1).make_train().feed(_fault(key(0))).exit(0)
     fault = node.state.slots[0].record().fault
     assert fault is not None
@@ -207,7 +207,7 @@ def test_4_8_a_fault_stays_in_the_record_of_the_next_life_and_is_counted() -> No
 
 
 @pytest.mark.parametrize("other", [(8, "E at f:1"), (7, "E at f:2")], ids=["iteration", "place"])
-def test_4_8_another_fault_counts_from_one(other: tuple[int, str]) -> None:
+def test_rule_08_another_fault_counts_from_one(other: tuple[int, str]) -> None:
     node = NodeScript(1).make_train().feed(_fault(key(0))).exit(0).make_ready(0)
     node.feed(_fault(node.key(0), *other))
     fault = node.state.slots[0].fault
@@ -215,7 +215,7 @@ def test_4_8_another_fault_counts_from_one(other: tuple[int, str]) -> None:
     assert fault.times == 1
 
 
-def test_4_8_a_slot_that_gets_past_its_fault_forgets_it() -> None:
+def test_rule_08_a_slot_that_gets_past_its_fault_forgets_it() -> None:
     node = NodeScript(1).make_train().feed(_fault(key(0))).exit(0).make_ready(0)
     node.feed(ev.PlanSeen(plan(2, node.key(0))), ev.WorkerFormed(node.key(0), 2, "hash", 6))
     node.feed(ev.WorkerCommitted(node.key(0), 2, 7, 0))
@@ -303,7 +303,7 @@ def test_a_worker_that_formed_what_no_plan_has_is_ended() -> None:
         assert "no plan seen has it" in order.reason
 
 
-def test_4_8_a_trained_worker_that_breaks_the_protocol_again_and_again_is_backed_off() -> None:
+def test_rule_08_a_trained_worker_that_breaks_the_protocol_again_and_again_is_backed_off() -> None:
     node = NodeScript(1).make_train()
     for generation in range(2, 5):
         node.feed(ev.WorkerMisbehaved(node.key(0), "garbage")).exit(0)
@@ -315,7 +315,7 @@ def test_4_8_a_trained_worker_that_breaks_the_protocol_again_and_again_is_backed
     assert node.states == ["lost"], "it waits for the end of its back-off"
 
 
-def test_4_1_a_plan_is_never_edited() -> None:
+def test_rule_01_a_plan_is_never_edited() -> None:
     node = NodeScript(2).make_train()
     node.feed(ev.PlanSeen(plan(1, key(0), key(1))))
     assert [type(order) for order in node.orders] == [act.Explain]

@@ -47,7 +47,7 @@ def _failure(script: LeaderScript) -> act.SetJobState:
     return order
 
 
-def test_4_8_the_same_exception_from_every_rank_together_fails_the_job() -> None:
+def test_rule_08_the_same_exception_from_every_rank_together_fails_the_job() -> None:
     script = _elect(_of(3, key(0), key(1)), member(trained(0, 3), trained(1, 3)))
     one = slot_record(0, "starting", incarnation=2, fault=_fault())
     script.see(member(one, trained(1, 3)))
@@ -61,7 +61,7 @@ def test_4_8_the_same_exception_from_every_rank_together_fails_the_job() -> None
     assert script.all_of(act.PublishPlan) == []
 
 
-def test_4_8_the_same_exception_in_turn_over_the_redo_fails_the_job() -> None:
+def test_rule_08_the_same_exception_in_turn_over_the_redo_fails_the_job() -> None:
     first = slot_record(0, "warming", incarnation=2, fault=_fault())
     script = _elect(_of(4, key(1)), member(first, trained(1, 4)))
     assert script.all_of(act.SetJobState) == []
@@ -70,7 +70,7 @@ def test_4_8_the_same_exception_in_turn_over_the_redo_fails_the_job() -> None:
     assert _failure(script).state == "failed"
 
 
-def test_4_8_a_world_of_one_must_raise_it_twice() -> None:
+def test_rule_08_a_world_of_one_must_raise_it_twice() -> None:
     script = _elect(_of(3, key(0)), member(trained(0, 3)))
     script.see(member(slot_record(0, "starting", incarnation=2, fault=_fault())))
     assert script.all_of(act.SetJobState) == []
@@ -85,7 +85,7 @@ def test_4_8_a_world_of_one_must_raise_it_twice() -> None:
     [_fault(iteration=22), _fault(fingerprint="builtins.KeyError at net.py:1"), None],
     ids=["iteration", "exception", "killed"],
 )
-def test_4_8_anything_else_is_a_loss_not_a_program_error(other: FaultRecord | None) -> None:
+def test_rule_08_anything_else_is_a_loss_not_a_program_error(other: FaultRecord | None) -> None:
     script = _elect(_of(3, key(0), key(1)), member(trained(0, 3), trained(1, 3)))
     script.see(
         member(
@@ -96,7 +96,7 @@ def test_4_8_anything_else_is_a_loss_not_a_program_error(other: FaultRecord | No
     assert script.all_of(act.SetJobState) == []
 
 
-def test_4_8_collateral_connection_closed_is_no_program_error() -> None:
+def test_rule_08_collateral_connection_closed_is_no_program_error() -> None:
     script = _elect(_of(3, key(0), key(1)), member(trained(0, 3), trained(1, 3)))
     script.see(
         member(
@@ -108,7 +108,7 @@ def test_4_8_collateral_connection_closed_is_no_program_error() -> None:
     assert script.ranks == [key(1)]
 
 
-def test_4_8_a_fault_in_every_warm_up_fails_the_job_before_any_plan() -> None:
+def test_rule_08_a_fault_in_every_warm_up_fails_the_job_before_any_plan() -> None:
     script = LeaderScript(leader_policy()).elect(
         member(slot_record(0, "warming"), slot_record(1, "warming"))
     )
@@ -119,13 +119,13 @@ def test_4_8_a_fault_in_every_warm_up_fails_the_job_before_any_plan() -> None:
     assert _failure(script).state == "failed"
 
 
-def test_4_8_one_slot_that_cannot_warm_up_does_not_fail_the_others() -> None:
+def test_rule_08_one_slot_that_cannot_warm_up_does_not_fail_the_others() -> None:
     early = _fault(generation=0, iteration=0, times=9)
     script = _elect(_of(3, key(0)), member(trained(0, 3), slot_record(1, "lost", fault=early)))
     assert script.orders == ()
 
 
-def test_4_8_a_fault_of_an_earlier_life_is_not_held_against_one_that_trains() -> None:
+def test_rule_08_a_fault_of_an_earlier_life_is_not_held_against_one_that_trains() -> None:
     faulted = trained(0, 5, incarnation=3, fault=_fault(2, times=2))
     script = _elect(_of(5, key(0, 3)), member(faulted))
     assert script.orders == ()

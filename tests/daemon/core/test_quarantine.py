@@ -35,7 +35,7 @@ def fail_until_quarantined(node: NodeScript, *slots: int) -> NodeScript:
 # --- quarantine -----------------------------------------------------------------------------------
 
 
-def test_4_8_a_slot_that_fails_again_and_again_is_quarantined_for_a_while() -> None:
+def test_rule_08_a_slot_that_fails_again_and_again_is_quarantined_for_a_while() -> None:
     node = fail_until_quarantined(NodeScript(1).feed(ev.NodeStarted()))
     assert node.states == ["quarantined"]
     assert node.all_of(act.StartWorker) == []
@@ -48,12 +48,12 @@ def test_4_8_a_slot_that_fails_again_and_again_is_quarantined_for_a_while() -> N
     assert node.states == ["starting"]
 
 
-def test_4_8_after_the_cooldown_one_more_failure_is_enough() -> None:
+def test_rule_08_after_the_cooldown_one_more_failure_is_enough() -> None:
     node = fail_until_quarantined(NodeScript(1).feed(ev.NodeStarted())).wait()
     assert node.exit(0).states == ["quarantined"]
 
 
-def test_4_8_the_operator_clears_one_slot_or_all() -> None:
+def test_rule_08_the_operator_clears_one_slot_or_all() -> None:
     node = NodeScript(3).feed(ev.NodeStarted())
     fail_until_quarantined(node, 0, 1, 2)
     assert node.feed(ev.QuarantineCleared(1)).states == ["quarantined", "starting", "quarantined"]
@@ -62,7 +62,7 @@ def test_4_8_the_operator_clears_one_slot_or_all() -> None:
     assert node.feed(ev.QuarantineCleared(None)).orders == ()
 
 
-def test_4_8_a_crash_in_training_before_anything_is_committed_counts() -> None:
+def test_rule_08_a_crash_in_training_before_anything_is_committed_counts() -> None:
     node = NodeScript(1).make_train()
     node.feed(ev.WorkerExited(key(0), 70, None, "raised"))
     assert node.state.slots[0].failures == 1
@@ -73,7 +73,7 @@ def test_4_8_a_crash_in_training_before_anything_is_committed_counts() -> None:
     assert node.states == ["quarantined"]
 
 
-def test_4_8_workers_that_train_and_are_killed_are_never_quarantined() -> None:
+def test_rule_08_workers_that_train_and_are_killed_are_never_quarantined() -> None:
     node = NodeScript(1).make_train()
     for generation in range(2, 4 * AFTER):
         node.exit(0).make_ready(0).feed(ev.PlanSeen(plan(generation, node.key(0))))
@@ -82,14 +82,14 @@ def test_4_8_workers_that_train_and_are_killed_are_never_quarantined() -> None:
     assert node.state.slots[0].failures == 0
 
 
-def test_4_8_the_first_generation_does_not_wait_for_a_quarantined_slot() -> None:
+def test_rule_08_the_first_generation_does_not_wait_for_a_quarantined_slot() -> None:
     script = LeaderScript(leader_policy()).elect(
         member(slot_record(0), slot_record(1), slot_record(2, "quarantined"))
     )
     assert script.ranks == [key(0), key(1)]
 
 
-def test_4_8_a_slot_that_never_becomes_ready_disturbs_nobody_who_trains() -> None:
+def test_rule_08_a_slot_that_never_becomes_ready_disturbs_nobody_who_trains() -> None:
     present = plan(3, key(0), key(1), survivors=(key(0), key(1)))
     record = job(formed=3, iteration=20, restore_generation=1)
     script = LeaderScript(leader_policy()).elect(
@@ -113,7 +113,7 @@ def test_a_node_that_ends_does_not_start_what_is_cleared() -> None:
 # --- hangs ----------------------------------------------------------------------------------------
 
 
-def test_4_9_a_hung_worker_is_ended_once_with_evidence() -> None:
+def test_rule_09_a_hung_worker_is_ended_once_with_evidence() -> None:
     node = NodeScript(2).make_train()
     node.feed(ev.WorkerHung(key(1), "hang: silent"))
     assert node.all_of(act.KillWorker) == [act.KillWorker(key(1), "hang: silent", why="hang")]
@@ -124,13 +124,13 @@ def test_4_9_a_hung_worker_is_ended_once_with_evidence() -> None:
     assert node.state.slots[1].record().hung_incarnation == 1
 
 
-def test_4_9_word_of_a_hang_that_comes_after_the_end_is_stale() -> None:
+def test_rule_09_word_of_a_hang_that_comes_after_the_end_is_stale() -> None:
     node = NodeScript(1).make_train().exit(0)
     node.feed(ev.WorkerHung(key(0), "hang"))
     assert node.all_of(act.KillWorker) == []
 
 
-def test_4_9_a_stuck_generation_is_reported_broken_and_nobody_is_ended() -> None:
+def test_rule_09_a_stuck_generation_is_reported_broken_and_nobody_is_ended() -> None:
     node = NodeScript(2).make_train()
     node.feed(ev.GenerationStuck(1, "all wait"))
     assert node.all_of(act.KillWorker) == []
@@ -139,13 +139,13 @@ def test_4_9_a_stuck_generation_is_reported_broken_and_nobody_is_ended() -> None
     assert [s.stuck_generation for s in written.record.slots] == [1, 1]
 
 
-def test_4_9_a_stuck_generation_that_is_not_the_newest_is_stale() -> None:
+def test_rule_09_a_stuck_generation_that_is_not_the_newest_is_stale() -> None:
     node = NodeScript(2).make_train()
     node.feed(ev.PlanSeen(plan(2, key(0), key(1))), ev.GenerationStuck(1, "all wait"))
     assert [slot.stuck_generation for slot in node.state.slots] == [0, 0]
 
 
-def test_4_9_the_change_without_a_hung_worker_has_that_cause() -> None:
+def test_rule_09_the_change_without_a_hung_worker_has_that_cause() -> None:
     record = job(formed=3, iteration=20, restore_generation=1)
     present = plan(3, key(0), key(1), survivors=(key(0), key(1)))
     script = LeaderScript(leader_policy()).elect(
@@ -156,7 +156,7 @@ def test_4_9_the_change_without_a_hung_worker_has_that_cause() -> None:
     assert (script.published.cause, script.ranks) == ("hang", [key(0)])
 
 
-def test_4_9_a_stuck_generation_is_formed_anew_by_all() -> None:
+def test_rule_09_a_stuck_generation_is_formed_anew_by_all() -> None:
     record = job(formed=3, iteration=20, restore_generation=1)
     present = plan(3, key(0), key(1), survivors=(key(0), key(1)))
     script = LeaderScript(leader_policy()).elect(

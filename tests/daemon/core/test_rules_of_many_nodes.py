@@ -42,13 +42,13 @@ def _train(*keys: WorkerKey, policy: dict[str, Any] | None = None, **fields: Any
 # --- rule 1 ----------------------------------------------------------------------------------------
 
 
-def test_rule_1_a_number_that_only_one_member_remembers_is_not_given_out_again() -> None:
+def test_rule_01_a_number_that_only_one_member_remembers_is_not_given_out_again() -> None:
     record = member(slot_record(0), newest_generation=56)
     script = LeaderScript(leader_policy()).elect(record)
     assert script.published.generation == 57
 
 
-def test_rule_1_a_node_says_the_newest_number_it_has_seen() -> None:
+def test_rule_01_a_node_says_the_newest_number_it_has_seen() -> None:
     node = NodeScript().make_train(generation=7)
     assert node.state.record().newest_generation == 7
 
@@ -56,7 +56,7 @@ def test_rule_1_a_node_says_the_newest_number_it_has_seen() -> None:
 # --- rule 2: the holder of a lease --------------------------------------------------------------------
 
 
-def test_rule_2_past_its_lease_a_node_hands_out_no_plan_until_it_has_one_again() -> None:
+def test_rule_02_past_its_lease_a_node_hands_out_no_plan_until_it_has_one_again() -> None:
     node = NodeScript().feed(ev.LeaseKept(105.0)).make_train(generation=1)
     node.now = 105.0
     second = plan(2, node.key(0), node.key(1))
@@ -65,7 +65,7 @@ def test_rule_2_past_its_lease_a_node_hands_out_no_plan_until_it_has_one_again()
     assert [order.plan for order in node.all_of(act.SendPlan)] == [second, second]
 
 
-def test_rule_2_past_its_lease_a_node_passes_no_mark_on() -> None:
+def test_rule_02_past_its_lease_a_node_passes_no_mark_on() -> None:
     node = NodeScript().feed(ev.LeaseKept(105.0)).make_train(generation=1)
     node.feed(ev.PlanSeen(plan(2, node.key(0), node.key(1))))
     node.feed(*(ev.WorkerFormed(node.key(slot), 2, "hash", 0) for slot in (0, 1)))
@@ -75,7 +75,7 @@ def test_rule_2_past_its_lease_a_node_passes_no_mark_on() -> None:
     assert [order.generation for order in node.all_of(act.SendFormedMark)] == [2, 2]
 
 
-def test_rule_2_past_its_lease_a_node_allows_no_checkpoint_and_welcomes_with_nothing() -> None:
+def test_rule_02_past_its_lease_a_node_allows_no_checkpoint_and_welcomes_with_nothing() -> None:
     node = NodeScript().feed(ev.LeaseKept(105.0)).make_train(generation=1)
     first = node.key(0)
     assert permission.commit_refusal(node.state, first, 1, 104.9) == ""
@@ -84,7 +84,7 @@ def test_rule_2_past_its_lease_a_node_allows_no_checkpoint_and_welcomes_with_not
     assert permission.welcome(node.state, first, 105.0) == (0, None)
 
 
-def test_rule_2_only_members_of_the_newest_formed_generation_commit() -> None:
+def test_rule_02_only_members_of_the_newest_formed_generation_commit() -> None:
     node = NodeScript().make_train(generation=1)
     node.feed(ev.PlanSeen(plan(2, node.key(1))), ev.WorkerFormed(node.key(1), 2, "hash", 0))
     assert permission.commit_refusal(node.state, node.key(0), 1, 100.0) == ""
@@ -99,7 +99,7 @@ def test_rule_2_only_members_of_the_newest_formed_generation_commit() -> None:
 # --- rule 2: the leader and silence --------------------------------------------------------------------
 
 
-def test_rule_2_a_silent_supervisor_whose_workers_answer_changes_nothing() -> None:
+def test_rule_02_a_silent_supervisor_whose_workers_answer_changes_nothing() -> None:
     script = _train(A, B)
     script.see(_node("a"))
     assert script.all_of(act.PublishPlan) == []
@@ -109,7 +109,7 @@ def test_rule_2_a_silent_supervisor_whose_workers_answer_changes_nothing() -> No
     assert script.see(_node("a"), _node("b")).orders == ()
 
 
-def test_rule_2_collectives_that_end_are_a_witness_even_where_no_probe_gets_through() -> None:
+def test_rule_02_collectives_that_end_are_a_witness_even_where_no_probe_gets_through() -> None:
     script = _train(A, B)
     script.silent = {B}
     script.feed(ev.CollectivesEnded(3)).see(_node("a"))
@@ -120,14 +120,14 @@ def test_rule_2_collectives_that_end_are_a_witness_even_where_no_probe_gets_thro
     assert script.wait().published.cause == "node_lost", "the witness is too old"
 
 
-def test_rule_2_a_witness_does_not_bring_back_who_is_known_to_be_gone() -> None:
+def test_rule_02_a_witness_does_not_bring_back_who_is_known_to_be_gone() -> None:
     script = _train(A, B)
     script.gone = {B}
     script.feed(ev.CollectivesEnded(3)).see(_node("a")).wait()
     assert script.ranks == [A]
 
 
-def test_rule_2_every_forced_plan_leaves_out_all_members_without_a_lease() -> None:
+def test_rule_02_every_forced_plan_leaves_out_all_members_without_a_lease() -> None:
     script = _train(A, B, C)
     script.see(_node("a"))  # b and c answer
     assert script.all_of(act.PublishPlan) == []
@@ -136,7 +136,7 @@ def test_rule_2_every_forced_plan_leaves_out_all_members_without_a_lease() -> No
     assert [m.key for m in script.published.left_out] == [B, C]
 
 
-def test_rule_2_a_planned_change_waits_for_a_member_without_a_lease() -> None:
+def test_rule_02_a_planned_change_waits_for_a_member_without_a_lease() -> None:
     script = _train(A, B)
     newcomer = member(slot_record(0), node_name="c")
     script.see(_node("a"), newcomer)
@@ -149,7 +149,7 @@ def test_rule_2_a_planned_change_waits_for_a_member_without_a_lease() -> None:
 # --- rule 4 -----------------------------------------------------------------------------------------
 
 
-def test_rule_4_nothing_is_restored_while_the_whole_old_generation_answers() -> None:
+def test_rule_04_nothing_is_restored_while_the_whole_old_generation_answers() -> None:
     script = _train(B, C)
     script.see(member(slot_record(0)))
     for _ in range(60):
@@ -161,7 +161,7 @@ def test_rule_4_nothing_is_restored_while_the_whole_old_generation_answers() -> 
     assert script.now < 263.0
 
 
-def test_rule_4_who_answers_but_cannot_train_any_more_is_waited_for_only_for_a_time() -> None:
+def test_rule_04_who_answers_but_cannot_train_any_more_is_waited_for_only_for_a_time() -> None:
     script = _train(B, C)
     script.gone = {C}
     script.see(member(slot_record(0)))
@@ -173,7 +173,7 @@ def test_rule_4_who_answers_but_cannot_train_any_more_is_waited_for_only_for_a_t
     assert [m.key for m in script.published.left_out] == [B, C]
 
 
-def test_rule_4_a_restore_that_dies_still_asks_those_that_were_left_out_before() -> None:
+def test_rule_04_a_restore_that_dies_still_asks_those_that_were_left_out_before() -> None:
     left_out = plan(3, B, C).members
     script = LeaderScript(leader_policy(alone=False)).elect(
         member(slot_record(0, incarnation=2)),
@@ -183,7 +183,7 @@ def test_rule_4_a_restore_that_dies_still_asks_those_that_were_left_out_before()
     assert "b/0#1, c/0#1 of an earlier plan still answer" in script.said
 
 
-def test_rule_4_a_restore_takes_the_node_that_holds_the_newest_checkpoint() -> None:
+def test_rule_04_a_restore_takes_the_node_that_holds_the_newest_checkpoint() -> None:
     settings = {"alone": False, "shared_checkpoints": False, "max_workers": 2}
     script = LeaderScript(leader_policy(**settings))
     script.elect(
@@ -195,7 +195,7 @@ def test_rule_4_a_restore_takes_the_node_that_holds_the_newest_checkpoint() -> N
     assert script.ranks == [A, C]
 
 
-def test_rule_4_a_restore_waits_for_the_holder_of_the_newest_checkpoint_but_not_for_ever() -> None:
+def test_rule_04_a_restore_waits_for_the_holder_of_the_newest_checkpoint_but_not_for_ever() -> None:
     settings = {"alone": False, "shared_checkpoints": False}
     script = LeaderScript(leader_policy(**settings))
     older = member(slot_record(0), node_name="b", checkpoint=(3, 10))
@@ -209,7 +209,7 @@ def test_rule_4_a_restore_waits_for_the_holder_of_the_newest_checkpoint_but_not_
 # --- rule 5: hot spares -------------------------------------------------------------------------------
 
 
-def test_rule_5_a_spare_is_kept_out_and_promoted_at_once_after_a_loss() -> None:
+def test_rule_05_a_spare_is_kept_out_and_promoted_at_once_after_a_loss() -> None:
     script = _train(A, B, policy={"spares": 1}, wanted_workers=2)
     spare = member(slot_record(0), node_name="c")
     script.see(_node("a"), _node("b"), spare)
@@ -228,7 +228,7 @@ def test_rule_5_a_spare_is_kept_out_and_promoted_at_once_after_a_loss() -> None:
     assert script.ranks == [A, C]
 
 
-def test_rule_5_a_start_keeps_spares_out_but_never_below_min_workers() -> None:
+def test_rule_05_a_start_keeps_spares_out_but_never_below_min_workers() -> None:
     records = [member(slot_record(0), node_name=name) for name in ("a", "b", "c")]
     few = LeaderScript(leader_policy(spares=2)).elect(*records)
     assert few.ranks == [A]
@@ -238,7 +238,7 @@ def test_rule_5_a_start_keeps_spares_out_but_never_below_min_workers() -> None:
 # --- rule 7 -----------------------------------------------------------------------------------------
 
 
-def test_rule_7_a_new_leader_gives_members_time_to_register_again() -> None:
+def test_rule_07_a_new_leader_gives_members_time_to_register_again() -> None:
     script = LeaderScript(leader_policy(alone=False))
     present = plan(4, A, B, survivors=(A, B))
     script.elect(_node("a", 3), plan=present, job_record=job(formed=3))
@@ -247,7 +247,7 @@ def test_rule_7_a_new_leader_gives_members_time_to_register_again() -> None:
     assert script.all_of(act.MarkFormed) == [act.MarkFormed(4)]
 
 
-def test_rule_7_a_leader_that_lost_its_key_decides_nothing_until_it_is_elected_again() -> None:
+def test_rule_07_a_leader_that_lost_its_key_decides_nothing_until_it_is_elected_again() -> None:
     script = _train(A, B)
     script.gone = {B}
     script.feed(ev.LeaderLost()).see(_node("a"))
@@ -257,7 +257,7 @@ def test_rule_7_a_leader_that_lost_its_key_decides_nothing_until_it_is_elected_a
     assert script.ranks == [A]
 
 
-def test_rule_7_the_newest_checkpoint_is_in_the_store_for_the_next_leader() -> None:
+def test_rule_07_the_newest_checkpoint_is_in_the_store_for_the_next_leader() -> None:
     script = LeaderScript(leader_policy())
     known = member(trained(0, 3), checkpoint=(3, 40))
     script.elect(known, plan=plan(3, A, survivors=(A,)), job_record=job(formed=3))
@@ -268,7 +268,7 @@ def test_rule_7_the_newest_checkpoint_is_in_the_store_for_the_next_leader() -> N
 # --- rule 8 -----------------------------------------------------------------------------------------
 
 
-def test_rule_8_a_node_that_flaps_is_kept_out_for_a_while_and_can_be_cleared() -> None:
+def test_rule_08_a_node_that_flaps_is_kept_out_for_a_while_and_can_be_cleared() -> None:
     node = NodeScript(slots=1).make_train(generation=1)
     generation, other = 1, key(0, 1, "b")
     while not node.state.record().quarantined:
@@ -288,7 +288,7 @@ def test_rule_8_a_node_that_flaps_is_kept_out_for_a_while_and_can_be_cleared() -
     assert node.state.record().quarantined == ""
 
 
-def test_rule_8_left_out_newcomers_and_single_workers_are_no_flapping() -> None:
+def test_rule_08_left_out_newcomers_and_single_workers_are_no_flapping() -> None:
     node = NodeScript(slots=2).make_train(generation=1)
     stays, newcomer = node.key(0), node.key(1)
     for generation in range(2, 60, 2):
@@ -302,7 +302,7 @@ def test_rule_8_left_out_newcomers_and_single_workers_are_no_flapping() -> None:
     assert node.state.record().quarantined == ""
 
 
-def test_rule_8_a_quarantined_node_comes_back_after_the_cooldown() -> None:
+def test_rule_08_a_quarantined_node_comes_back_after_the_cooldown() -> None:
     node = NodeScript(slots=1)
     node.feed(ev.NodeStarted())
     node.state = replace(node.state, quarantined_until_s=node.now + 300.0)
@@ -359,7 +359,7 @@ def test_rule_11_progress_without_a_readable_checkpoint_waits_for_its_holder() -
 # --- found by the simulation --------------------------------------------------------------------------
 
 
-def test_rule_9_a_planned_change_does_not_wait_for_a_generation_that_stands_still() -> None:
+def test_rule_09_a_planned_change_does_not_wait_for_a_generation_that_stands_still() -> None:
     node = NodeScript(slots=1).make_train(generation=3)
     mine, leaver = node.key(0), key(0, 1, "b")
     pending = plan(4, mine, kind="planned", survivors=(mine,), formed=3)
@@ -371,7 +371,7 @@ def test_rule_9_a_planned_change_does_not_wait_for_a_generation_that_stands_stil
     assert leaver not in script.ranks
 
 
-def test_rule_2_who_was_left_out_while_cut_off_is_released_when_the_lease_is_back() -> None:
+def test_rule_02_who_was_left_out_while_cut_off_is_released_when_the_lease_is_back() -> None:
     node = NodeScript(slots=1).feed(ev.LeaseKept(105.0)).make_train(generation=1)
     node.now = 106.0
     node.feed(ev.PlanSeen(plan(2, key(0, 1, "b"))))

@@ -23,7 +23,7 @@ def metric(run: Supervised, name: str) -> float:
     return float(next(x.rsplit(" ", 1)[1] for x in lines if x.startswith(f"rallypoint_{name} ")))
 
 
-def test_4_8_a_slot_that_never_becomes_ready_is_quarantined_while_others_train(
+def test_rule_08_a_slot_that_never_becomes_ready_is_quarantined_while_others_train(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     faults = [["die", 1, life, 0] for life in (1, 2)]
@@ -59,14 +59,14 @@ def failed_once(run: Supervised) -> str:
     return reason
 
 
-def test_4_8_a_world_of_one_fails_when_it_raises_the_same_twice(tmp_path: Path) -> None:
+def test_rule_08_a_world_of_one_fails_when_it_raises_the_same_twice(tmp_path: Path) -> None:
     faults = [["raise", 0, life, 4] for life in range(1, 9)]
     with supervised(tmp_path / "run", "--workers", "1", worker={"faults": faults}) as run:
         assert "2 times" in failed_once(run)
         assert len(run.logged("worker_fault")) == 2, "no restart storm"
 
 
-def test_4_8_an_error_of_one_of_three_workers_is_a_loss(tmp_path: Path) -> None:
+def test_rule_08_an_error_of_one_of_three_workers_is_a_loss(tmp_path: Path) -> None:
     worker = {"faults": [["raise", 1, 1, 4]]}
     with supervised(tmp_path / "run", "--workers", "3", worker=worker) as run:
         after = run.wait_for(lambda s: trains(s, 3) and s["workers"][1]["incarnation"] == 2)

@@ -115,7 +115,7 @@ def test_values_of_one_node_alone_may_differ(tmp_path: Path) -> None:
     assert admit(file, stored, other, mine=config(*own)).values == stored.values
 
 
-def test_4_11_a_job_of_the_store_is_joined_only_with_equal_values_uid_and_versions(
+def test_rule_11_a_job_of_the_store_is_joined_only_with_equal_values_uid_and_versions(
     tmp_path: Path,
 ) -> None:
     file = opened(tmp_path)

@@ -93,7 +93,7 @@ def assert_counted(job: FaultJob, before: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_4_9_a_stopped_worker_is_ended_and_nobody_else(jobs: Jobs, point: str) -> None:
+def test_rule_09_a_stopped_worker_is_ended_and_nobody_else(jobs: Jobs, point: str) -> None:
     with jobs.case(*OPTIONS) as job:
         before, counted = job.settle(), job.metrics()
         victim = stop_at(job, before, point)
@@ -114,7 +114,7 @@ def test_4_9_a_stopped_worker_is_ended_and_nobody_else(jobs: Jobs, point: str) -
 
 
 @pytest.mark.parametrize("point", FORMING)
-def test_4_9_a_worker_that_is_stopped_while_a_generation_forms(jobs: Jobs, point: str) -> None:
+def test_rule_09_a_worker_that_is_stopped_while_a_generation_forms(jobs: Jobs, point: str) -> None:
     with jobs.case(*OPTIONS) as job:
         before = job.settle()
         job.arming.arm(f"{point}=stop")
@@ -125,7 +125,7 @@ def test_4_9_a_worker_that_is_stopped_while_a_generation_forms(jobs: Jobs, point
         assert violations(job.history()) == []
 
 
-def test_4_9_a_worker_stopped_from_outside_at_any_moment(jobs: Jobs) -> None:
+def test_rule_09_a_worker_stopped_from_outside_at_any_moment(jobs: Jobs) -> None:
     with jobs.case(*OPTIONS) as job:
         before, counted = job.settle(), job.metrics()
         victim = Victim.of(by_rank(before, 1))
@@ -136,7 +136,7 @@ def test_4_9_a_worker_stopped_from_outside_at_any_moment(jobs: Jobs) -> None:
         assert violations(job.history()) == []
 
 
-def test_4_9_one_stopped_inside_the_collective_of_the_others_costs_a_rebuild_first(
+def test_rule_09_one_stopped_inside_the_collective_of_the_others_costs_a_rebuild_first(
     jobs: Jobs,
 ) -> None:
     with jobs.case(*OPTIONS) as job:
@@ -153,7 +153,7 @@ def test_4_9_one_stopped_inside_the_collective_of_the_others_costs_a_rebuild_fir
 
 @pytest.mark.parametrize("where", ["rollout", "update"])
 @pytest.mark.parametrize("how", ["loop", "gil", "lock"])
-def test_4_9_a_worker_that_is_stuck_in_its_own_code_is_ended(
+def test_rule_09_a_worker_that_is_stuck_in_its_own_code_is_ended(
     tmp_path: Path, where: str, how: str
 ) -> None:
     with hanging(tmp_path, where, how) as job:
@@ -175,7 +175,7 @@ def test_4_9_a_worker_that_is_stuck_in_its_own_code_is_ended(
         pytest.param("nap", 10.0, id="one step of five seconds"),
     ],
 )
-def test_4_9_a_slow_env_is_waited_for_and_seen_as_a_straggler(
+def test_rule_09_a_slow_env_is_waited_for_and_seen_as_a_straggler(
     tmp_path: Path, how: str, hang_s: float
 ) -> None:
     with hanging(tmp_path, "rollout", how, hang_s=hang_s) as job:
@@ -189,7 +189,7 @@ def test_4_9_a_slow_env_is_waited_for_and_seen_as_a_straggler(
         assert job.end() == 0
 
 
-def test_4_9_all_inside_of_a_collective_that_never_ends_form_anew_and_nobody_is_ended(
+def test_rule_09_all_inside_of_a_collective_that_never_ends_form_anew_and_nobody_is_ended(
     tmp_path: Path,
 ) -> None:
     with hanging(tmp_path, "collective", "drop") as job:
@@ -208,7 +208,7 @@ def test_4_9_all_inside_of_a_collective_that_never_ends_form_anew_and_nobody_is_
         assert job.end() == 0
 
 
-def test_4_9_a_worker_that_goes_on_in_time_is_left_alone(jobs: Jobs) -> None:
+def test_rule_09_a_worker_that_goes_on_in_time_is_left_alone(jobs: Jobs) -> None:
     with jobs.case(*OPTIONS) as job:
         before = job.settle()
         victim = Victim.of(by_rank(before, 1))
@@ -238,12 +238,12 @@ def freeze_and_go_on(job: FaultJob) -> None:
     assert violations(job.history()) == []
 
 
-def test_4_9_a_node_that_was_frozen_as_a_whole_goes_on_as_it_was(jobs: Jobs) -> None:
+def test_rule_09_a_node_that_was_frozen_as_a_whole_goes_on_as_it_was(jobs: Jobs) -> None:
     with jobs.case(*OPTIONS) as job:
         freeze_and_go_on(job)
 
 
-def test_4_9_so_does_one_that_was_frozen_past_its_lease(tmp_path: Path) -> None:
+def test_rule_09_so_does_one_that_was_frozen_past_its_lease(tmp_path: Path) -> None:
     job = FaultJob(tmp_path / "run", *OPTIONS, "--set", "membership.detect_s=1.0")
     try:
         freeze_and_go_on(job)
@@ -253,7 +253,7 @@ def test_4_9_so_does_one_that_was_frozen_past_its_lease(tmp_path: Path) -> None:
         job.end_all()
 
 
-def test_4_8_a_worker_that_runs_out_of_memory_has_crashed_and_proves_nothing(
+def test_rule_08_a_worker_that_runs_out_of_memory_has_crashed_and_proves_nothing(
     tmp_path: Path,
 ) -> None:
     with hanging(tmp_path, "update", "memory") as job:
@@ -267,7 +267,7 @@ def test_4_8_a_worker_that_runs_out_of_memory_has_crashed_and_proves_nothing(
 
 
 @pytest.mark.parametrize("how", ["raise", "raise-last"])
-def test_4_8_a_program_error_of_all_ends_the_job_with_its_one_traceback(
+def test_rule_08_a_program_error_of_all_ends_the_job_with_its_one_traceback(
     tmp_path: Path, how: str
 ) -> None:
     """At once, or in turn over a redo, where the other rank's lost connection is collateral."""

@@ -48,7 +48,7 @@ def assert_ended_as_hung(job: Nodes, victim: str, pid: int, pids: dict[str, int]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_4_9_the_only_worker_of_a_node_is_stopped_outside_of_collectives(
+def test_rule_09_the_only_worker_of_a_node_is_stopped_outside_of_collectives(
     job: Nodes, rank: int
 ) -> None:
     job.settle(*NAMES)
@@ -65,7 +65,7 @@ def test_4_9_the_only_worker_of_a_node_is_stopped_outside_of_collectives(
         assert not job[name].logged("generation_stuck"), "nobody waits in what cannot end"
 
 
-def test_4_9_one_stopped_inside_the_collective_of_the_others_costs_a_rebuild_first(
+def test_rule_09_one_stopped_inside_the_collective_of_the_others_costs_a_rebuild_first(
     job: Nodes,
 ) -> None:
     job.settle(*NAMES)
