@@ -56,13 +56,13 @@ def run(seed: int, asked: Asked, trace: Callable[[str], None] | None = None) -> 
 
 
 def run_many(seeds: Iterable[int], asked: Asked, processes: int) -> Iterator[Outcome]:
-    """Run seeds in several processes, as they end."""
+    """Run seeds in several processes; their outcomes in order."""
     if processes == 1:
         yield from (run(seed, asked) for seed in seeds)
         return
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         jobs = ((seed, asked) for seed in seeds)
-        yield from pool.imap_unordered(_run_pair, jobs, chunksize=8)
+        yield from pool.imap(_run_pair, jobs, chunksize=8)
 
 
 def _run_pair(job: tuple[int, Asked]) -> Outcome:

@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
 from rallypoint.daemon.shared.errors import ConfigError
-from rallypoint.ops.simulation.command import COMMAND
+from rallypoint.ops.simulation import running
+from rallypoint.ops.simulation.command import COMMAND, Tally
 from rallypoint.ops.simulation.mutants import MUTANTS
-from rallypoint.ops.simulation.running import Asked, run
+from rallypoint.ops.simulation.running import Asked, Outcome, run
 from rallypoint.ops.simulation.scenario import FAULTS
 
 SEEDS = 2000
@@ -77,14 +79,41 @@ def test_a_seed_is_replayed_exactly_in_another_process() -> None:
 
 
 def test_the_command_counts_and_says_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--seeds", "2", "--first-seed", "1", "--processes", "1", "--json")
+    words = ("--seeds", "2", "--first-seed", "5", "--jobs", "1", "--json")
     assert COMMAND.run(parse(*words)) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["seeds"], document["violations"], document["failed"]) == (2, {}, [])
     assert COMMAND.run(parse(*words[:-1], "--mutant", "number_used_again")) == 1
     text = capsys.readouterr().out
     assert "violations: one_plan" in text
-    assert "rallypoint simulate --trace --first-seed" in text
+    seed = text.split("failed seeds: ")[1].split()[0]
+    command = f"rallypoint simulate --trace --mutant number_used_again --first-seed {seed}"
+    assert command in text, "the command that replays this seed"
+
+
+def test_a_run_that_is_interrupted_says_how_it_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def two_seeds(seeds: range, asked: Asked, jobs: int) -> Iterator[Outcome]:
+        yield from (Outcome(seed) for seed in seeds[:2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "run_many", two_seeds)
+    assert COMMAND.run(parse("--seeds", "10", "--first-seed", "5")) == 130
+    assert "the rest: --first-seed 7 --seeds 8" in capsys.readouterr().err
+
+
+def test_a_long_run_says_now_and_then_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    tally = Tally(range(10, 30), "rallypoint simulate --trace --first-seed")
+    tally.take(Outcome(10))
+    tally.take(Outcome(11, "liveness", "liveness: there is no plan"))
+    tally.tell_progress()
+    assert capsys.readouterr().err == "", "the last line is not old"
+    tally.told_s -= 60.0
+    tally.tell_progress()
+    said = capsys.readouterr().err
+    assert "2 of 20 seeds, 1 failed" in said
+    assert "next seed 12" in said
 
 
 @pytest.mark.parametrize(
