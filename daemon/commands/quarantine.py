@@ -39,11 +39,16 @@ class QuarantineCommand:
 
 def _text(slots: list[dict[str, Any]]) -> str:
     lines = [
-        f"{slot['node']}/{slot['slot']}: {slot['failures']} lives failed in a row, the last one "
-        f"{slot['reason']}; next try in {slot['seconds_left']:.0f} s"
+        f"{slot['node']}/{slot['slot']}: {_why(slot)}; next try in {slot['seconds_left']:.0f} s"
         for slot in slots
     ]
     return "\n".join(lines) or "no slot is in quarantine"
+
+
+def _why(slot: dict[str, Any]) -> str:
+    if slot["cause"] == "flapping":
+        return f"its node flaps: {slot['reason']}"
+    return f"{slot['failures']} lives failed in a row, the last one {slot['reason']}"
 
 
 COMMAND = QuarantineCommand()

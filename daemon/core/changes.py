@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rallypoint.daemon.core import planning
+from rallypoint.daemon.core.absence import ASK_AGAIN_S
 from rallypoint.daemon.core.frozen import replace
 from rallypoint.daemon.core.leaderstate import Answers, LeaderState
 from rallypoint.daemon.core.planning import Draft, View, Worker
 from rallypoint.daemon.core.records import JobRecord
 from rallypoint.daemon.shared.plan import ChangeCause, Plan, WorkerKey
-
-ASK_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True)

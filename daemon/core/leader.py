@@ -4,7 +4,7 @@ Events only bring the state up to date; then the same questions are asked of it,
 the job over, is the plan formed, which change is due. At most one plan is being written at a time.
 """
 
-from rallypoint.daemon.core import changes, planning
+from rallypoint.daemon.core import absence, changes, planning
 from rallypoint.daemon.core.actions import (
     Explain,
     LeaderAction,
@@ -73,7 +73,7 @@ def decide(state: LeaderState, event: LeaderEvent, now: float) -> Decision:
         case MembersChanged(members=members):
             nodes = {member.node for member in members}
             given_up = frozenset(key for key in state.given_up if key.node not in nodes)
-            state = replace(state, members=members, given_up=given_up)
+            state = absence.note(replace(state, members=members, given_up=given_up), now)
         case PlanChanged(plan=plan):
             state, first = _plan_changed(state, plan)
         case JobChanged(job=job):
@@ -92,7 +92,7 @@ def decide(state: LeaderState, event: LeaderEvent, now: float) -> Decision:
 
 
 def _elected(state: LeaderState, event: LeaderElected, now: float) -> LeaderState:
-    return LeaderState(
+    elected = LeaderState(
         policy=state.policy,
         members=event.members,
         plan=event.plan,
@@ -105,6 +105,7 @@ def _elected(state: LeaderState, event: LeaderElected, now: float) -> LeaderStat
         timer_at_s=state.timer_at_s,
         recent=state.recent,
     )
+    return absence.note(elected, now)
 
 
 def _deposed(state: LeaderState) -> LeaderState:
@@ -314,14 +315,10 @@ def _change(
 
 
 def _judge_absent(state: LeaderState, job: JobRecord, answers: Answers, now: float) -> Decision:
-    """Who does not answer is lost, unless a collective with everybody has just ended; whoever is known
-    to be gone is lost in any case."""
-    lost = answers.asked - answers.answering
-    witnessed = now - state.witness_at_s <= state.policy.witness_s
-    if witnessed and state.witness_generation == job.formed:
-        lost &= answers.gone
     state = replace(
-        state, given_up=state.given_up | lost, inquire_after_s=now + changes.ASK_AGAIN_S
+        state,
+        given_up=state.given_up | absence.lost(state, job, answers, now),
+        inquire_after_s=absence.ask_again_s(state, job, now),
     )
     view = _survey(state, job, now)
     state = _windows(state, view, now)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rallypoint.daemon.core.errors import Recent
 from rallypoint.daemon.core.events import ProbeAnswered
 from rallypoint.daemon.core.policy import LeaderPolicy
-from rallypoint.daemon.core.records import JobRecord, JobState, MemberRecord
+from rallypoint.daemon.core.records import JobRecord, JobState, MemberRecord, WaitRecord
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
 RETRY_FIRST_S = 0.05
@@ -36,6 +36,15 @@ class Answers:
 
 
 @dataclass(frozen=True)
+class Standstill:
+    """A member waits for others, and has since then, as far as its record tells."""
+
+    node: str
+    wait: WaitRecord
+    since_s: float
+
+
+@dataclass(frozen=True)
 class LeaderState:
     """What the store holds as of the newest events, and what the leader has under way."""
 
@@ -52,6 +61,8 @@ class LeaderState:
     witness_generation: int = 0
     """The generation whose collectives were seen to end here last."""
     witness_at_s: float = -math.inf
+    standstills: tuple[Standstill, ...] = ()
+    """Who waits for others, as the present records say it."""
     given_up: frozenset[WorkerKey] = frozenset()
     """Absent members of the present plan that are taken for lost."""
     inquire_after_s: float = 0.0

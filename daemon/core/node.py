@@ -122,8 +122,8 @@ def _see_plan(state: NodeState, plan: Plan, now: float) -> Decision:
     state = replace(state, plans=(*state.plans, plan)[-PLANS_KEPT:])
     if state.formed == plan.generation:
         state = replace(state, formed_plan=plan)
-    state = _count_omission(state, newest, plan, now)
-    actions: list[NodeAction] = []
+    state, said = _count_omission(state, newest, plan, now)
+    actions: list[NodeAction] = [*said]
     for index, slot in enumerate(state.slots):
         member = plan.find(state.key(slot))
         active = slot.state in workers.ENGAGED
@@ -161,28 +161,36 @@ def _regain_lease(state: NodeState, deadline_s: float, now: float) -> Decision:
     return state, tuple(order for slot in state.slots for order in workers.news(state, slot, now))
 
 
-def _count_omission(state: NodeState, before: Plan | None, plan: Plan, now: float) -> NodeState:
+def _count_omission(state: NodeState, before: Plan | None, plan: Plan, now: float) -> Decision:
     """A node that is left out of one forced plan after the other, although its survivors live, costs the
     others more than it gives: its network flaps. Its workers are then not let in for a while. A newcomer
     is left out of every forced plan, and one worker alone is no sign of the network."""
     if before is None or plan.kind != "forced" or state.ending is not None:
-        return state
+        return state, ()
     trained = [s for s in state.slots if s.state in ("training", "rebuilding", "waiting")]
     survivors = [s for s in trained if s.last_formed and s.last_formed >= plan.formed]
     keys = [key for slot in survivors if before.find(key := state.key(slot)) is not None]
     if not keys or any(plan.find(key) is not None for key in keys):
-        return state
+        return state, ()
     recent = now - state.omitted_at_s < state.policy.quarantine_cooldown_s
     state = replace(state, omissions=state.omissions + 1 if recent else 1, omitted_at_s=now)
     if state.omissions < state.policy.quarantine_after:
-        return state
-    return replace(state, quarantined_until_s=now + state.policy.quarantine_cooldown_s)
+        return state, ()
+    cooldown_s = state.policy.quarantine_cooldown_s
+    state = replace(state, quarantined_until_s=now + cooldown_s)
+    text = f"{state.quarantine}; not let in for {cooldown_s:g} s, or until the operator clears it"
+    return state, (Explain("node_quarantined", text),)
 
 
 def _clear_quarantine(state: NodeState, event: QuarantineCleared) -> Decision:
-    if event.slot is None:
+    """A slot that crashes again and again, or the node that flaps, with all of its slots."""
+    crashed = any(s.slot == event.slot and s.state == "quarantined" for s in state.slots)
+    said: tuple[NodeAction, ...] = ()
+    if state.quarantined_until_s is not None and not crashed:
         state = replace(state, omissions=0, quarantined_until_s=None)
-    return workers.clear_quarantine(state, event)
+        said = (Explain("quarantine_cleared", "this node"),)
+    state, orders = workers.clear_quarantine(state, event)
+    return state, (*said, *orders)
 
 
 def _form_anew(state: NodeState, event: GenerationStuck) -> Decision:

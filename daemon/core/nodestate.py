@@ -188,7 +188,13 @@ class NodeState:
         seen = self.plan.generation if self.plan is not None else 0
         return max(self.policy.newest_generation, seen)
 
-    def _quarantine(self) -> str:
+    def shown(self, slot: SlotState) -> WorkerState:
+        """The state of a slot as operators see it: who is warm, but kept out, is in quarantine."""
+        return "quarantined" if self.quarantine and slot.state == "ready" else slot.state
+
+    @property
+    def quarantine(self) -> str:
+        """Why none of this node's workers is let in for now; "" while they may be."""
         if self.quarantined_until_s is None:
             return ""
         return f"{self.omissions} plans in a row left out its workers although they live"
@@ -209,6 +215,6 @@ class NodeState:
             checkpoint=self.checkpoint,
             newest_generation=self.newest_generation,
             port=self.policy.port,
-            quarantined=self._quarantine(),
+            quarantined=self.quarantine,
             waits=self.waits,
         )

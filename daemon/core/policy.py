@@ -65,7 +65,8 @@ class LeaderPolicy:
     spares: int
     """This many warm workers are kept out, and let in at once after a loss."""
     detect_s: float
-    """A new leader gives members this long to register again, before it takes them for lost."""
+    """A new leader gives members this long to register again, before it takes them for lost. Who has no
+    lease, and is waited for in a collective for as long, is lost."""
     witness_s: float
     """A collective that ended within this time shows that all of its generation live."""
     holder_wait_s: float

@@ -158,6 +158,8 @@ class Connection:
         self._channels: dict[int, grpc.aio.Channel] = {}
         self._streams: dict[Stream[Any, Any], int] = {}
         self._current = 0
+        self._left = 0
+        """Endpoints left since a call was answered."""
         self._token: str | None = None
         self._closed = False
 
@@ -236,7 +238,9 @@ class Connection:
             at, left_s = self._current, deadline - loop.time()
             try:
                 with self._translated(method, at):
-                    return await once(at, max(0.01, min(self.try_s, left_s))), tries > 0
+                    answer = await once(at, max(0.01, min(self.try_s, left_s)))
+                self._left = 0
+                return answer, tries > 0
             except StoreUnavailableError as error:
                 self._require_open()
                 self._move(at, str(error))
@@ -255,7 +259,10 @@ class Connection:
         if self._closed or self._current != away_from or len(endpoints) == 1:
             return
         self._current = (away_from + 1) % len(endpoints)
-        _log.info("etcd_endpoint_left", reason=reason, next=endpoints[self._current])
+        self._left += 1
+        # One round says all: on a node that is cut off there are several rounds a second.
+        say = _log.info if self._left <= len(endpoints) else _log.debug
+        say("etcd_endpoint_left", reason=reason, next=endpoints[self._current])
         for stream, at in self._streams.items():
             if at == away_from:
                 stream.leave()

@@ -45,7 +45,7 @@ class AdminHandler(Protocol):
     def request_notice(self, left_s: float, text: str) -> None: ...
 
     def quarantined(self) -> list[dict[str, Any]]:
-        """Slots in quarantine: ``node``, ``slot``, ``failures``, ``reason``, ``seconds_left``."""
+        """Slots in quarantine: ``node``, ``slot``, ``cause``, ``failures``, ``reason``, ``seconds_left``."""
         ...
 
     def clear_quarantine(self, slot: int | None) -> list[int]:

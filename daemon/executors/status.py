@@ -99,7 +99,7 @@ def _workers(config: Config, node: NodeState, formed: Plan | None) -> list[dict[
                 "pid": slot.pid if slot.live else None,
                 "rank": None if member is None or not slot.live else member.rank,
                 "incarnation": slot.incarnation,
-                "state": slot.state,
+                "state": node.shown(slot),
                 "committed_iteration": slot.committed_iteration,
                 "num_envs": None
                 if member is None or not slot.live
@@ -115,6 +115,7 @@ def _workers_elsewhere(
     workers = []
     for member, slot in ((m, s) for m in others for s in m.slots):
         gone = slot.state in ("stopped", "lost", "quarantined")
+        kept_out = bool(member.quarantined) and slot.state == "ready"
         key = WorkerKey(member.node, slot.slot, slot.incarnation)
         planned = None if formed is None or gone else formed.find(key)
         workers.append(
@@ -124,7 +125,7 @@ def _workers_elsewhere(
                 "pid": None,
                 "rank": None if planned is None else planned.rank,
                 "incarnation": slot.incarnation,
-                "state": slot.state,
+                "state": "quarantined" if kept_out else slot.state,
                 "committed_iteration": None,
                 "num_envs": None if planned is None else len(planned.blocks) * config.env.block,
             }
@@ -133,18 +134,25 @@ def _workers_elsewhere(
 
 
 def quarantined(node: NodeState, now: float) -> list[dict[str, Any]]:
-    """Slots in quarantine: how often their lives failed, how the last one ended, seconds left."""
-    return [
-        {
-            "node": node.policy.node,
-            "slot": slot.slot,
-            "failures": slot.failures,
-            "reason": slot.quarantined_for,
-            "seconds_left": round(max(0.0, (slot.restart_at_s or now) - now), 1),
-        }
-        for slot in node.slots
-        if slot.state == "quarantined"
-    ]
+    """Slots in quarantine, for crashes of their own or because their node flaps: how often that was, how
+    the last life ended or what happened, seconds left."""
+    found = []
+    for slot in node.slots:
+        if node.shown(slot) != "quarantined":
+            continue
+        flaps = slot.state != "quarantined"
+        until_s = node.quarantined_until_s if flaps else slot.restart_at_s
+        found.append(
+            {
+                "node": node.policy.node,
+                "slot": slot.slot,
+                "cause": "flapping" if flaps else "crashes",
+                "failures": node.omissions if flaps else slot.failures,
+                "reason": node.quarantine if flaps else slot.quarantined_for,
+                "seconds_left": round(max(0.0, (until_s or now) - now), 1),
+            }
+        )
+    return found
 
 
 def _last_change(recorder: Recorder) -> dict[str, Any]:

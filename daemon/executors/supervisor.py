@@ -270,7 +270,7 @@ class Supervisor:
         for action in actions:
             _log.debug("order", machine="node", order=repr(action)[:500])
             await self._performer.node(action)
-        self.recorder.worker_states([slot.state for slot in self._node.slots])
+        self.recorder.worker_states([self._node.shown(slot) for slot in self._node.slots])
 
     def _lead_by(self, job: JobRecord) -> None:
         """Whoever leads, the values in the job's record hold, not those of the leader's own file."""

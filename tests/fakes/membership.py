@@ -197,6 +197,23 @@ class LeaderScript:
         return "\n".join(order.reason for order in self.all_of(act.Explain))
 
 
+def node_record(name: str, formed: int = 3, **fields: Any) -> MemberRecord:
+    """A node with one worker that has formed this generation; ``fields`` are of its slot."""
+    return member(trained(0, formed, **fields), node_name=name)
+
+
+def training_leader(
+    *keys: WorkerKey, policy: dict[str, Any] | None = None, **fields: Any
+) -> LeaderScript:
+    """A leader that was elected long ago; these workers train in generation 3."""
+    settings = {"alone": False, **(policy or {})}
+    script = LeaderScript(leader_policy(**settings))
+    present = plan(3, *keys, survivors=keys, **fields)
+    script.elect(*(node_record(k.node) for k in keys), plan=present, job_record=job(formed=3))
+    script.now += 100.0
+    return script
+
+
 class NodeScript:
     """Feeds events to a node and remembers what it ordered."""
 

@@ -53,6 +53,7 @@ _PEER_LOSS_MARKS = (
     "Connection refused",
     "timed out",
     "Timed out",
+    "pair closure",  # another operation on the same connection timed out before
 )
 
 

@@ -8,8 +8,7 @@ import pytest
 from rallypoint.daemon.core import actions as act
 from rallypoint.daemon.core import events as ev
 from rallypoint.daemon.core import joining, permission
-from rallypoint.daemon.core.records import MemberRecord
-from rallypoint.daemon.shared.plan import WorkerKey
+from rallypoint.daemon.executors import status
 from tests.fakes.membership import (
     LeaderScript,
     NodeScript,
@@ -17,26 +16,14 @@ from tests.fakes.membership import (
     key,
     leader_policy,
     member,
+    node_record,
     plan,
     slot_record,
     trained,
+    training_leader,
 )
 
 A, B, C = key(0), key(0, 1, "b"), key(0, 1, "c")
-
-
-def _node(name: str, formed: int = 3, **fields: Any) -> MemberRecord:
-    return member(trained(0, formed, **fields), node_name=name)
-
-
-def _train(*keys: WorkerKey, policy: dict[str, Any] | None = None, **fields: Any) -> LeaderScript:
-    """A leader that was elected long ago; these workers train in generation 3."""
-    settings = {"alone": False, **(policy or {})}
-    script = LeaderScript(leader_policy(**settings))
-    present = plan(3, *keys, survivors=keys, **fields)
-    script.elect(*(_node(k.node) for k in keys), plan=present, job_record=job(formed=3))
-    script.now += 100.0
-    return script
 
 
 # --- rule 1 ----------------------------------------------------------------------------------------
@@ -96,61 +83,11 @@ def test_rule_02_only_members_of_the_newest_formed_generation_commit() -> None:
     )
 
 
-# --- rule 2: the leader and silence --------------------------------------------------------------------
-
-
-def test_rule_02_a_silent_supervisor_whose_workers_answer_changes_nothing() -> None:
-    script = _train(A, B)
-    script.see(_node("a"))
-    assert script.all_of(act.PublishPlan) == []
-    assert "b/0#1 have no lease, but take part" in script.said
-    for _ in range(5):
-        assert script.wait().all_of(act.PublishPlan) == []
-    assert script.see(_node("a"), _node("b")).orders == ()
-
-
-def test_rule_02_collectives_that_end_are_a_witness_even_where_no_probe_gets_through() -> None:
-    script = _train(A, B)
-    script.silent = {B}
-    script.feed(ev.CollectivesEnded(3)).see(_node("a"))
-    assert script.all_of(act.PublishPlan) == []
-    script.feed(ev.CollectivesEnded(3)).wait()
-    assert script.all_of(act.PublishPlan) == []
-    script.wait()
-    assert script.wait().published.cause == "node_lost", "the witness is too old"
-
-
-def test_rule_02_a_witness_does_not_bring_back_who_is_known_to_be_gone() -> None:
-    script = _train(A, B)
-    script.gone = {B}
-    script.feed(ev.CollectivesEnded(3)).see(_node("a")).wait()
-    assert script.ranks == [A]
-
-
-def test_rule_02_every_forced_plan_leaves_out_all_members_without_a_lease() -> None:
-    script = _train(A, B, C)
-    script.see(_node("a"))  # b and c answer
-    assert script.all_of(act.PublishPlan) == []
-    script.see(_node("a", broken_generation=3)).wait()
-    assert script.ranks == [A]
-    assert [m.key for m in script.published.left_out] == [B, C]
-
-
-def test_rule_02_a_planned_change_waits_for_a_member_without_a_lease() -> None:
-    script = _train(A, B)
-    newcomer = member(slot_record(0), node_name="c")
-    script.see(_node("a"), newcomer)
-    for _ in range(3):
-        assert script.wait().all_of(act.PublishPlan) == []
-    script.see(_node("a"), _node("b"), newcomer)
-    assert script.ranks == [A, B, C]
-
-
 # --- rule 4 -----------------------------------------------------------------------------------------
 
 
 def test_rule_04_nothing_is_restored_while_the_whole_old_generation_answers() -> None:
-    script = _train(B, C)
+    script = training_leader(B, C)
     script.see(member(slot_record(0)))
     for _ in range(60):
         assert script.wait().all_of(act.PublishPlan) == []
@@ -162,7 +99,7 @@ def test_rule_04_nothing_is_restored_while_the_whole_old_generation_answers() ->
 
 
 def test_rule_04_who_answers_but_cannot_train_any_more_is_waited_for_only_for_a_time() -> None:
-    script = _train(B, C)
+    script = training_leader(B, C)
     script.gone = {C}
     script.see(member(slot_record(0)))
     begun = script.now
@@ -210,17 +147,17 @@ def test_rule_04_a_restore_waits_for_the_holder_of_the_newest_checkpoint_but_not
 
 
 def test_rule_05_a_spare_is_kept_out_and_promoted_at_once_after_a_loss() -> None:
-    script = _train(A, B, policy={"spares": 1}, wanted_workers=2)
+    script = training_leader(A, B, policy={"spares": 1}, wanted_workers=2)
     spare = member(slot_record(0), node_name="c")
-    script.see(_node("a"), _node("b"), spare)
+    script.see(node_record("a"), node_record("b"), spare)
     assert script.all_of(act.PublishPlan) == []
     assert "1 are kept as spares" in script.said
     script.gone = {B}
-    script.see(_node("a"), spare).wait()
+    script.see(node_record("a"), spare).wait()
     forced = script.published
     assert [m.key for m in forced.members] == [A]
     assert forced.wanted_workers == 2
-    script.feed(ev.PlanChanged(forced)).see(_node("a", 4), spare)
+    script.feed(ev.PlanChanged(forced)).see(node_record("a", 4), spare)
     script.feed(ev.JobChanged(job(formed=4, checkpoint=(4, 0))))
     while not script.all_of(act.PublishPlan):
         assert script.now < 202.0, "no debounce: at once"
@@ -241,18 +178,18 @@ def test_rule_05_a_start_keeps_spares_out_but_never_below_min_workers() -> None:
 def test_rule_07_a_new_leader_gives_members_time_to_register_again() -> None:
     script = LeaderScript(leader_policy(alone=False))
     present = plan(4, A, B, survivors=(A, B))
-    script.elect(_node("a", 3), plan=present, job_record=job(formed=3))
+    script.elect(node_record("a", 3), plan=present, job_record=job(formed=3))
     assert script.all_of(act.PublishPlan) == []
-    script.see(_node("a", 4), _node("b", 4))
+    script.see(node_record("a", 4), node_record("b", 4))
     assert script.all_of(act.MarkFormed) == [act.MarkFormed(4)]
 
 
 def test_rule_07_a_leader_that_lost_its_key_decides_nothing_until_it_is_elected_again() -> None:
-    script = _train(A, B)
+    script = training_leader(A, B)
     script.gone = {B}
-    script.feed(ev.LeaderLost()).see(_node("a"))
+    script.feed(ev.LeaderLost()).see(node_record("a"))
     assert [type(order) for order in script.orders] == [act.Explain]
-    script.elect(_node("a"), plan=plan(3, A, B, survivors=(A, B)), job_record=job(formed=3))
+    script.elect(node_record("a"), plan=plan(3, A, B, survivors=(A, B)), job_record=job(formed=3))
     script.wait()
     assert script.ranks == [A]
 
@@ -279,13 +216,20 @@ def test_rule_08_a_node_that_flaps_is_kept_out_for_a_while_and_can_be_cleared() 
         node.feed(ev.JobSeen(job(formed=generation + 1)))
         node.feed(ev.PlanSeen(plan(generation + 2, other)))
         generation += 2
+    (said,) = (x for x in node.all_of(act.Explain) if x.event == "node_quarantined")
     record = node.state.record()
+    assert said.reason.startswith(record.quarantined)
+    assert node.state.shown(node.state.slots[0]) == "quarantined"
+    (listed,) = status.quarantined(node.state, node.now + 100.0)
+    assert (listed["failures"], listed["seconds_left"]) == (12, 200.0)
+    assert listed["reason"] == record.quarantined
     assert "12 plans in a row" in record.quarantined
-    script = _train(B)
-    script.see(_node("b"), record).now += 10.0
-    assert script.see(_node("b"), record).all_of(act.PublishPlan) == []
-    node.feed(ev.QuarantineCleared(None))
+    script = training_leader(B)
+    script.see(node_record("b"), record).now += 10.0
+    assert script.see(node_record("b"), record).all_of(act.PublishPlan) == []
+    node.feed(ev.QuarantineCleared(0))
     assert node.state.record().quarantined == ""
+    assert status.quarantined(node.state, node.now) == []
 
 
 def test_rule_08_left_out_newcomers_and_single_workers_are_no_flapping() -> None:
@@ -330,18 +274,18 @@ def test_rule_11_who_differs_is_refused_with_the_difference(
     record = job(formed=3)
     record = type(record)(uid="uid", config_hash="hash", versions={"torch": "2"}, formed=3)
     stranger = member(slot_record(0), node_name="c", **fields)
-    assert words in joining.joining_refusal(record, stranger, [_node("a")])
-    script = _train(A)
-    script.feed(ev.JobChanged(record)).see(_node("a"), stranger)
+    assert words in joining.joining_refusal(record, stranger, [node_record("a")])
+    script = training_leader(A)
+    script.feed(ev.JobChanged(record)).see(node_record("a"), stranger)
     script.now += 10.0
-    assert script.see(_node("a"), stranger).all_of(act.PublishPlan) == []
+    assert script.see(node_record("a"), stranger).all_of(act.PublishPlan) == []
 
 
 def test_rule_11_versions_may_change_while_nobody_else_is_there() -> None:
     record = type(job())(uid="uid", config_hash="hash", versions={"torch": "2"})
     upgraded = member(slot_record(0), versions={"torch": "3", "python": "3.12"})
     assert joining.joining_refusal(record, upgraded, [upgraded]) == ""
-    assert "torch 3" in joining.joining_refusal(record, upgraded, [_node("b")])
+    assert "torch 3" in joining.joining_refusal(record, upgraded, [node_record("b")])
 
 
 def test_rule_11_progress_without_a_readable_checkpoint_waits_for_its_holder() -> None:

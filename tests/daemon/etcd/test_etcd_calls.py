@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from rallypoint.daemon.errors import StoreUnavailableError
 from rallypoint.daemon.etcd import connection, store
@@ -45,3 +46,20 @@ def test_calls_are_measured_also_those_that_fail(tmp_path: Path) -> None:
     ]
     assert "watch" in {name for name, _ in seen}
     assert min(seconds for _, seconds in seen) > 0
+
+
+def test_endpoints_that_do_not_answer_are_said_once_not_in_every_round() -> None:
+    nobody = Access(("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
+
+    async def scenario() -> None:
+        etcd = EtcdStore(nobody, detect_s=0.2)
+        for _ in range(3):
+            with pytest.raises(StoreUnavailableError):
+                await etcd.get("/a")
+        await etcd.close()
+
+    with capture_logs() as logs:
+        asyncio.run(scenario())
+    left = [line["log_level"] for line in logs if line["event"] == "etcd_endpoint_left"]
+    assert left[:3] == ["info"] * 3
+    assert set(left[3:]) == {"debug"}

@@ -125,30 +125,30 @@ class Network:
     def lose(self, host: str, direction: Direction, percent: int = 100) -> None:
         """From now on this share of the packets that a host gets, or sends, is dropped, at random."""
         hook, side = {"in": ("input", "iifname"), "out": ("output", "oifname")}[direction]
-        random = "" if percent == 100 else f"numgen random mod 100 < {percent} "
+        random = "" if percent == 100 else f" numgen random mod 100 < {percent}"
         rules = (
             "add table inet drill",
             f"add chain inet drill {direction} {{ type filter hook {hook} priority 0; }}",
             f"add counter inet drill {direction}",
-            f"add rule inet drill {direction} {side} {INTERFACE} {random}counter name {direction} drop",
+            f"add rule inet drill {direction} {side} {INTERFACE}{random} counter name {direction} drop",
         )
-        self._nft(host, "\n".join(rules))
+        for rule in rules:
+            self._nft(host, *rule.split(" "))
 
     def dropped(self, host: str) -> dict[str, int]:
         """Packets dropped by these rules so far, by direction."""
-        found = json.loads(self._nft(host, "list counters table inet drill", "-j"))["nftables"]
-        counters = (x["counter"] for x in found if "counter" in x)
+        found = json.loads(self._nft(host, "-j", "list", "counters", "table", "inet", "drill"))
+        counters = (x["counter"] for x in found["nftables"] if "counter" in x)
         return {counter["name"]: counter["packets"] for counter in counters}
 
     def keep(self, host: str) -> dict[str, int]:
         """End the loss; the packets that it dropped."""
         dropped = self.dropped(host)
-        self._nft(host, "delete table inet drill")
+        self._nft(host, "delete", "table", "inet", "drill")
         return dropped
 
-    def _nft(self, host: str, rules: str, *options: str) -> str:
-        command = [*self.launcher(host), "nft", *options, "-f", "-"]
-        return _run(*command, text=rules)
+    def _nft(self, host: str, *words: str) -> str:
+        return _run(*self.launcher(host), "nft", *words)
 
     @property
     def _bridge(self) -> str:
@@ -161,6 +161,8 @@ class NetNodes(Nodes):
     def __init__(self, base: Path, etcd: EtcdCluster, network: Network, *options: str) -> None:
         super().__init__(base, etcd, *options)
         self.network = network
+        self.spoilt = False
+        """A drill has failed: what the next one would find says nothing."""
 
     def place(self, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         address = self.network.addresses[name]
@@ -203,13 +205,11 @@ def _enter(space: str) -> tuple[str, ...]:
     return "nsenter", f"--net=/run/netns/{space}", "--"
 
 
-def _done(*command: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, input=text, capture_output=True, text=True, timeout=COMMAND_S, check=False
-    )
+def _done(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
 
 
-def _run(*command: str, text: str = "") -> str:
-    done = _done(*command, text=text)
+def _run(*command: str) -> str:
+    done = _done(*command)
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
     return done.stdout
