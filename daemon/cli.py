@@ -24,6 +24,10 @@ _COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "stop": "rallypoint.daemon.commands.stop:STOP",
         "drain": "rallypoint.daemon.commands.stop:DRAIN",
         "simulate-notice": "rallypoint.daemon.commands.stop:SIMULATE_NOTICE",
+        "events": "rallypoint.daemon.commands.history:COMMAND",
+        "pause": "rallypoint.daemon.commands.wishes:PAUSE",
+        "resume": "rallypoint.daemon.commands.wishes:RESUME",
+        "scale": "rallypoint.daemon.commands.wishes:SCALE",
         "quarantine": "rallypoint.daemon.commands.quarantine:COMMAND",
         "config": "rallypoint.daemon.commands.config:COMMAND",
     }

@@ -6,6 +6,7 @@ import time
 from typing import Any, Final
 
 from rallypoint.daemon.commands.client import AdminClient, add_dir
+from rallypoint.daemon.shared.rundir import RunDir
 
 _REFRESH_S: Final = 1.0
 
@@ -20,13 +21,13 @@ class StatusCommand:
         add_dir(parser)
         how = parser.add_mutually_exclusive_group()
         how.add_argument("--json", action="store_true", help="one JSON document, for scripts")
-        how.add_argument("--watch", action="store_true", help="a live table, until interrupted")
+        how.add_argument("--watch", action="store_true", help="a live picture, until interrupted")
 
     def run(self, args: argparse.Namespace) -> int:
         """Print; exit code 0."""
         with AdminClient(args.dir) as client:
             if args.watch:
-                return _watch(client)
+                return _watch(client, RunDir(args.dir))
             document = client.ask(command="status")["status"]
         if args.json:
             print(json.dumps(document))
@@ -41,13 +42,24 @@ def _print(status: dict[str, Any]) -> None:
     Console().print(_table(status))
 
 
-def _watch(client: AdminClient) -> int:
+def _watch(client: AdminClient, rundir: RunDir) -> int:
+    """Until interrupted. Where nobody looks (no terminal) one picture is printed."""
+    from rich.console import Console
     from rich.live import Live
 
+    from rallypoint.daemon.commands.watch import render
+
+    def picture() -> Any:
+        status = client.ask(command="status")["status"]
+        return render(rundir, status, summary(status))
+
+    if not Console().is_terminal:
+        Console().print(picture())
+        return 0
     with Live(auto_refresh=False) as live:
         try:
             while True:
-                live.update(_table(client.ask(command="status")["status"]), refresh=True)
+                live.update(picture(), refresh=True)
                 time.sleep(_REFRESH_S)
         except KeyboardInterrupt:
             return 0

@@ -68,7 +68,10 @@ def next_change(state: LeaderState, view: View, job: JobRecord, now: float) -> D
     drain = _drain(state, view, plan)
     if isinstance(drain, Draft) or job.formed != plan.generation:
         return drain
-    return _join(state, view, plan, now) or drain or _move_bounds(state, view, plan)
+    join = _join(state, view, plan, job, now)
+    if isinstance(join, Draft) or (join is not None and join.at_s is not None):
+        return join  # it is due soon, and its plan brings what else is asked for
+    return _reshape(state, view, plan, job) or join or drain
 
 
 # --- forced ----------------------------------------------------------------------------------------
@@ -135,7 +138,7 @@ def _start(state: LeaderState, view: View, job: JobRecord, now: float) -> Draft 
     numbers = f"{len(ready)} ready of {view.expected} slots, at least {policy.min_workers} needed"
     if len(ready) < policy.min_workers:
         return Wait("start_waits", f"no survivor: {numbers}")
-    complete = len(ready) >= min(view.expected, policy.max_workers)
+    complete = len(ready) >= min(view.expected, planning.most_workers(policy, job))
     due_s = state.not_before_s
     if not complete:
         due_s = max(due_s, (state.gather_at_s or now) + policy.join_debounce_s)
@@ -192,8 +195,9 @@ def _choose(state: LeaderState, ready: tuple[Worker, ...], job: JobRecord) -> tu
     """Who begins: all but the spares, in their order, and in any case somebody who can read the newest
     checkpoint that any of them reads."""
     policy = state.policy
-    wanted = 0 if state.plan is None else min(state.plan.wanted_workers, len(ready))
-    count = min(policy.max_workers, max(len(ready) - policy.spares, wanted, policy.min_workers, 1))
+    wanted = min(planning.wanted_workers(policy, state.plan, job, 0), len(ready))
+    most = planning.most_workers(policy, job)
+    count = min(most, max(len(ready) - policy.spares, wanted, policy.min_workers, 1))
     chosen, rest = ready[:count], ready[count:]
     readable = _readable(state, ready, job)
     if _readable(state, chosen, job) == readable:
@@ -222,15 +226,19 @@ def _drain(state: LeaderState, view: View, plan: Plan) -> Draft | Wait | None:
     return Draft("planned", cause, staying, newcomers, why=f"{names} leave")
 
 
-def _join(state: LeaderState, view: View, plan: Plan, now: float) -> Draft | Wait | None:
+def _join(
+    state: LeaderState, view: View, plan: Plan, job: JobRecord, now: float
+) -> Draft | Wait | None:
     policy, waiting = state.policy, waiting_newcomers(view, plan)
     if not waiting:
         return None
-    room = policy.max_workers - plan.world_size
+    most = planning.most_workers(policy, job)
+    room = most - plan.world_size
     numbers = f"{len(waiting)} ready, {plan.world_size} in generation {plan.generation}"
     if room <= 0:
-        return Wait("join_waits", f"{numbers}: the job has its {policy.max_workers} workers")
-    deficit = max(plan.wanted_workers, policy.min_workers) - plan.world_size
+        return Wait("join_waits", f"{numbers}: the job has its {most} workers")
+    wanted = planning.wanted_workers(policy, plan, job, 0)
+    deficit = max(wanted, policy.min_workers) - plan.world_size
     count = min(room, max(len(waiting) - policy.spares, deficit))
     if count <= 0:
         return Wait("join_waits", f"{numbers}: {policy.spares} are kept as spares")
@@ -247,16 +255,23 @@ def _join(state: LeaderState, view: View, plan: Plan, now: float) -> Draft | Wai
     return Draft("planned", "join", members, entering, ask=ask, why=numbers)
 
 
-def _move_bounds(state: LeaderState, view: View, plan: Plan) -> Draft | None:
-    """The supervisor of workers that train was started anew, with another end of the job: they go on to
-    that one from the next safe point."""
-    policy = state.policy
-    if (plan.iterations, plan.env_steps) == (policy.iterations, policy.env_steps):
-        return None
-    members = tuple(w for w in view.heirs if plan.find(w.key) is not None)
+def _reshape(state: LeaderState, view: View, plan: Plan, job: JobRecord) -> Draft | None:
+    """What an operator has asked for: fewer workers, a pause or its end; or another end of the job, with
+    which the supervisor of workers that train was started anew. All of it from the next safe point."""
+    policy, most = state.policy, planning.most_workers(state.policy, job)
+    staying = tuple(w for w in view.heirs if plan.find(w.key) is not None)[:most]
     newcomers = tuple(w for w in view.newcomers if plan.find(w.key) is not None)
-    why = f"the job ends at iteration {policy.iterations}, env step {policy.env_steps} now"
-    return Draft("planned", "scale", members, newcomers, why=f"{why} (None: no bound)")
+    why = []
+    if plan.world_size > most:
+        why.append(f"scaled from {plan.world_size} to {most} workers")
+    if plan.hold != (job.state == "paused" or len(staying) < policy.min_workers):
+        why.append("resumed" if plan.hold else "paused")
+    if (plan.iterations, plan.env_steps) != (policy.iterations, policy.env_steps):
+        end = f"iteration {policy.iterations}, env step {policy.env_steps}"
+        why.append(f"the job ends at {end} now (None: no bound)")
+    if not why or not staying:
+        return None
+    return Draft("planned", "scale", staying, newcomers, why="; ".join(why))
 
 
 # --- after the probe -------------------------------------------------------------------------------

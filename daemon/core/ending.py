@@ -161,7 +161,8 @@ def leave_if_over(state: NodeState, now: float) -> Decision:
     if ending is None:
         return state, ()
     left = [slot for slot in state.slots if slot.live]
-    waits = ending.awaits_job and (state.job is None or state.job.state == "running")
+    open_job = state.job is None or state.job.state in ("running", "paused")
+    waits = ending.awaits_job and open_job
     if waits and not left:
         wait_until_s = now + state.policy.end_wait_s
         ending = replace(ending, deadline_s=min(ending.deadline_s or wait_until_s, wait_until_s))

@@ -294,6 +294,20 @@ def next_generation(
     return 1 + max(newest, planned, job.formed, job.restore_generation, *recorded, 0)
 
 
+def most_workers(policy: LeaderPolicy, job: JobRecord) -> int:
+    """Largest world size: that of the configuration, or what an operator has scaled the job to."""
+    asked = policy.max_workers if job.workers is None else max(policy.min_workers, job.workers)
+    return min(policy.max_workers, asked)
+
+
+def wanted_workers(policy: LeaderPolicy, plan: Plan | None, job: JobRecord, count: int) -> int:
+    """World size that spares make up for, of a plan of ``count`` workers after ``plan``: a loss does not
+    lower it, an operator may."""
+    if job.workers is not None:
+        return most_workers(policy, job)
+    return min(policy.max_workers, max(0 if plan is None else plan.wanted_workers, count))
+
+
 def build_plan(
     policy: LeaderPolicy,
     draft: Draft,
@@ -310,7 +324,6 @@ def build_plan(
     workers = (*draft.heirs, *draft.newcomers)
     blocks = _blocks(policy, draft)
     checkpoint = newest_checkpoint(members, job)
-    wanted = 0 if plan is None else plan.wanted_workers
     restored = restoring_generation(plan, job)
     uncovered = restored > 0 and (checkpoint is None or checkpoint[0] < restored)
     return Plan(
@@ -319,7 +332,7 @@ def build_plan(
         cause=draft.cause,
         formed=job.formed,
         restore=draft.restore,
-        hold=len(workers) < policy.min_workers,
+        hold=job.state == "paused" or len(workers) < policy.min_workers,
         commit_first=draft.restore or uncovered,
         budget_envs=policy.num_envs,
         members=tuple(
@@ -335,7 +348,7 @@ def build_plan(
         ),
         survivors=tuple(worker.key for worker in draft.heirs),
         left_out=still_left_out(plan, job, members, {worker.key for worker in workers}),
-        wanted_workers=min(policy.max_workers, max(wanted, len(workers))),
+        wanted_workers=wanted_workers(policy, plan, job, len(workers)),
         resumes=job.iteration > 0 or checkpoint is not None,
         lineage=generation if draft.restore or plan is None else plan.lineage,
         warm_start=job.warm_start,

@@ -135,6 +135,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     restore_generation: int = 0
     """Newest generation that restored from a checkpoint (or started from scratch)."""
     state: JobState = "running"
+    """Paused: an operator wants it to hold, whoever is there."""
     reason: str = ""
     checkpoint: tuple[int, int] | None = None
     """(generation, iteration) of the newest verified checkpoint that any member ever registered: its
@@ -144,3 +145,5 @@ class JobRecord(msgspec.Struct, frozen=True):
     values: dict[str, Any] = {}
     """Values by ``section.key`` that hold for all nodes until the job is started anew
     (`daemon.shared.common`)."""
+    workers: int | None = None
+    """World size that an operator asked for (`rallypoint scale`); None: as many as there are."""

@@ -3,7 +3,8 @@
 ``{"command": "status"}`` answers ``{"status": …}``. ``stop``, ``drain`` and ``notice`` answer
 ``{"accepted": true}`` at once and ``{"exited": CODE, "reason": …}`` when the supervisor ends; a
 request that cannot be taken answers ``{"error": …}``. ``quarantine`` answers ``{"quarantined": [...]}``,
-``quarantine_clear`` (with a ``slot`` or all of them) ``{"cleared": [SLOT, ...]}``.
+``quarantine_clear`` (with a ``slot`` or all of them) ``{"cleared": [SLOT, ...]}``; ``pause``, ``resume`` and
+``scale`` answer ``{"accepted": true}`` once the wish is on its way to the store.
 """
 
 import asyncio
@@ -24,9 +25,21 @@ _log = structlog.get_logger(__name__)
 class AdminRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a client asks."""
 
-    command: Literal["status", "stop", "drain", "notice", "quarantine", "quarantine_clear"]
+    command: Literal[
+        "status",
+        "stop",
+        "drain",
+        "notice",
+        "pause",
+        "resume",
+        "scale",
+        "quarantine",
+        "quarantine_clear",
+    ]
     deadline_s: float | None = None
     """For ``drain`` and ``notice``: seconds that this node has left."""
+    workers: int = 0
+    """For ``scale``: the world size that is wanted."""
     slot: int | None = None
     """For ``quarantine_clear``: only this one."""
 
@@ -43,6 +56,14 @@ class AdminHandler(Protocol):
     def request_drain(self, deadline_s: float | None) -> None: ...
 
     def request_notice(self, left_s: float, text: str) -> None: ...
+
+    def request_pause(self, *, paused: bool) -> str:
+        """Pause the job, or let it go on. Why that cannot be, else ""."""
+        ...
+
+    def request_scale(self, workers: int) -> str:
+        """Change the world size of the job. Why that cannot be, else ""."""
+        ...
 
     def quarantined(self) -> list[dict[str, Any]]:
         """Slots in quarantine: ``node``, ``slot``, ``cause``, ``failures``, ``reason``, ``seconds_left``."""
@@ -111,6 +132,9 @@ class AdminServer:
             return {"quarantined": self._handler.quarantined()}
         if request.command == "quarantine_clear":
             return {"cleared": self._handler.clear_quarantine(request.slot)}
+        if request.command in ("pause", "resume", "scale"):
+            refusal = self._wish(request)
+            return {"error": refusal} if refusal else {"accepted": True}
         if request.command == "notice" and request.deadline_s is None:
             return {"error": "a notice needs deadline_s, the seconds that are left"}
         self._waiting.add(writer)
@@ -122,6 +146,11 @@ class AdminServer:
         else:
             self._handler.request_drain(request.deadline_s)
         return {"accepted": True}
+
+    def _wish(self, request: AdminRequest) -> str:
+        if request.command == "scale":
+            return self._handler.request_scale(request.workers)
+        return self._handler.request_pause(paused=request.command == "pause")
 
 
 def _write(writer: asyncio.StreamWriter, document: dict[str, Any]) -> None:

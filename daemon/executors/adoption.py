@@ -62,7 +62,7 @@ def _is_newest_life(
 def _refusal(state: PersistedState, living: set[WorkerKey]) -> str:
     """Why the job cannot be taken over; "" when it can."""
     formed = formed_plan(state)
-    if state.job.state != "running":
+    if state.job.state not in ("running", "paused"):
         return f"the job was {state.job.state}"
     if formed is None:
         return "no formed plan is known"

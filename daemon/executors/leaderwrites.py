@@ -70,6 +70,13 @@ class LeaderWrites:
                 return ""
         return _CHANGED
 
+    async def wish(self, change: ChangeJob) -> None:
+        """Write what an operator asked for into the job record, from any node: the leader acts on it."""
+        written = False
+        while not written:  # again, when somebody changed the record meanwhile
+            item = await self.store.get(self.keys.job)
+            written = item is None or await self.swap_job(item, change, {})
+
     async def update_job(self, change: ChangeJob) -> bool:
         """Change the job record; False when it or the leader changed meanwhile."""
         item, lead = await self.store.get(self.keys.job), self.lead()

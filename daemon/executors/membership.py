@@ -35,7 +35,7 @@ from rallypoint.daemon.errors import (
     StoreUnavailableError,
 )
 from rallypoint.daemon.executors.entering import Admit, Entering
-from rallypoint.daemon.executors.leaderwrites import LeaderWrites
+from rallypoint.daemon.executors.leaderwrites import ChangeJob, LeaderWrites
 from rallypoint.daemon.executors.membershipview import Keys, View, decode, encode
 from rallypoint.daemon.executors.neighbours import Neighbours
 from rallypoint.daemon.executors.patience import Patience
@@ -222,6 +222,10 @@ class Membership:
 
         async with self._writing:
             await self.patience.until_done("job record", change)
+
+    async def wish(self, change: ChangeJob) -> None:
+        """Write an operator's wish into the job record, as soon as the store answers."""
+        await self.patience.until_done("wish", lambda: self._writes.wish(change))
 
     async def read_job(self) -> JobRecord | None:
         """The job record as of now."""

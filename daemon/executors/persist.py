@@ -141,9 +141,10 @@ def plans_to_go_on_from(state: PersistedState, *, alone: bool) -> tuple[Plan, ..
 
 
 def resumed(job: JobRecord, versions: dict[str, str], values: dict[str, Any]) -> JobRecord:
-    """The job at the start of a supervisor: in whatever state it was left, it runs now."""
-    return msgspec.structs.replace(
-        job, state="running", reason="", versions=versions, values=values
+    """The job at the start of a supervisor: it runs now, unless an operator has paused it."""
+    job = msgspec.structs.replace(job, versions=versions, values=values)
+    return (
+        job if job.state == "paused" else msgspec.structs.replace(job, state="running", reason="")
     )
 
 

@@ -3,9 +3,10 @@
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
+import msgspec
 import structlog
 
 from rallypoint.daemon.core.ending import EXIT_NOTICE
@@ -18,8 +19,10 @@ from rallypoint.daemon.core.events import (
     StopRequested,
 )
 from rallypoint.daemon.core.nodestate import NodeState
+from rallypoint.daemon.core.records import JobRecord
 from rallypoint.daemon.executors import status
 from rallypoint.daemon.executors.membership import Membership
+from rallypoint.daemon.shared import envbudget
 from rallypoint.daemon.shared.config import Config
 
 SIGNAL_SOURCES: Final = frozenset({"slurm", "kubernetes", "signal"})
@@ -38,6 +41,10 @@ class Asked(Protocol):
 
     def status(self) -> dict[str, Any]:
         """The document of ``rallypoint status --json``."""
+        ...
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Do it beside everything else; its error ends the supervisor."""
         ...
 
 
@@ -92,6 +99,36 @@ class Requests:
         else:
             self._finish(EXIT_NOTICE, f"{reason}, before the membership store had answered")
 
+    def request_pause(self, *, paused: bool) -> str:
+        """Let all workers of the job wait, warm, from the next safe point on, or go on. Why that cannot be,
+        else ""."""
+        job = self._membership.view.job
+        if job is None or job.state not in ("running", "paused"):
+            return _closed(job)
+        if paused == (job.state == "paused"):
+            return "the job is paused already" if paused else "the job is not paused"
+        reason = f"rallypoint pause on node {self._config.node.name}" if paused else ""
+        self._wish(state="paused" if paused else "running", reason=reason)
+        return ""
+
+    def request_scale(self, workers: int) -> str:
+        """Change the world size of the whole job from the next safe point on. Why that cannot be, else ""."""
+        job, (low, high) = self._membership.view.job, envbudget.world_size_range(self._config)
+        if job is None or job.state not in ("running", "paused"):
+            return _closed(job)
+        if not low <= workers <= high:
+            return (
+                f"{workers} workers are not from job.min_workers = {low} to job.max_workers = {high}; "
+                "start the job anew with other bounds"
+            )
+        self._wish(workers=workers)
+        return ""
+
+    def _wish(self, **changes: Any) -> None:
+        _log.info("job_wish", **changes)
+        work = self._membership.wish(lambda job: msgspec.structs.replace(job, **changes))
+        self._asked.spawn(work, "wish")
+
     def advise_checkpoint(self, reason: str) -> None:
         """This machine may be taken away later: commit now, and stay."""
         _log.info("checkpoint_advised", reason=reason)
@@ -139,3 +176,9 @@ class Requests:
         """Whoever drains waits for others to take its state; where everybody does, the job stops."""
         await self._membership.neighbours.until_all_drain()
         self.request_stop("drained: no node is left that could take the job over")
+
+
+def _closed(job: JobRecord | None) -> str:
+    if job is None:
+        return "the membership store has not answered yet; try again when it has"
+    return f"the job is {job.state}: {job.reason}"

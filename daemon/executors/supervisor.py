@@ -104,7 +104,7 @@ class Supervisor:
         self.recorder = Recorder(journal, self._metrics, config, BooksFile(rundir.books))
         self._queue: asyncio.Queue[tuple[Machine, NodeEvent | LeaderEvent]] = asyncio.Queue()
         self._tasks = Tasks(self._fail)
-        self._spawn = self._tasks.spawn
+        self.spawn = self._tasks.spawn
         self._job = persist.first_job(self._state.state, config, versions)
         self.recorder.iteration, self.recorder.env_steps = self._job.iteration, self._job.env_steps
         self._node = node.initial(policies.node_policy(config, self._state.state, versions))
@@ -136,7 +136,7 @@ class Supervisor:
             failpoints=Failpoints.from_environment(),
             emit=lambda machine, event: self._queue.put_nowait((machine, event)),
             finish=self._finish,
-            spawn=self._spawn,
+            spawn=self.spawn,
         )
         self._forks = config.node.fork_server and worker_command is None
 
@@ -179,8 +179,8 @@ class Supervisor:
             on_notice=self._requests.request_notice,
             on_hint=self._requests.advise_checkpoint,
         )
-        self._spawn(self._notices.run(), "notices")
-        self._spawn(self._join(found.adopted), "join")
+        self.spawn(self._notices.run(), "notices")
+        self.spawn(self._join(found.adopted), "join")
 
     async def _join(self, adopted: tuple[processes.WorkerProcess, ...]) -> None:
         """Enter the store, as soon as it answers, and begin; with adopted workers, as the supervisor
@@ -200,14 +200,14 @@ class Supervisor:
         self._workers.adopt(adopted)
         self._emit(NodeStarted(tuple(AdoptedWorker(p.key, p.pid) for p in adopted)))
         await self._workers.control.start()
-        self._spawn(self._membership.follow(), "watch")
-        self._spawn(self._membership.relist(), "re-list")
-        self._spawn(self._membership.keep_lease(), "lease")
-        self._spawn(self._membership.tend(), "own keys")
-        self._spawn(self._hang_watch().run(), "hang watch")
-        self._spawn(self._rotate_logs(), "log rotation")
-        self._spawn(self._requests.stop_when_all_drain(), "last node")
-        self._spawn(self._decide(), "decisions")
+        self.spawn(self._membership.follow(), "watch")
+        self.spawn(self._membership.relist(), "re-list")
+        self.spawn(self._membership.keep_lease(), "lease")
+        self.spawn(self._membership.tend(), "own keys")
+        self.spawn(self._hang_watch().run(), "hang watch")
+        self.spawn(self._rotate_logs(), "log rotation")
+        self.spawn(self._requests.stop_when_all_drain(), "last node")
+        self.spawn(self._decide(), "decisions")
         _log.info(
             "supervisor_started",
             pid=os.getpid(),
@@ -263,7 +263,7 @@ class Supervisor:
             self._remember(job=event.job)  # before any worker knows the mark
             self._lead_by(event.job)
         elif isinstance(event, WorkerBroke):
-            self._spawn(self._membership.doubt_leader(), "leader probe")
+            self.spawn(self._membership.doubt_leader(), "leader probe")
         elif isinstance(event, WorkerCommitted):
             self._emit(CollectivesEnded(event.generation))
         self._node, actions = node.decide(self._node, event, now)

@@ -113,7 +113,7 @@ def _join_early(next_change: Wrapped) -> Wrapped:
     def make(state: Any, view: planning.View, job: Any, now: float) -> changes.Due:
         due = next_change(state, view, job, now)
         if due is None and state.plan is not None and job.formed < state.plan.generation:
-            return changes._join(state, view, state.plan, now)
+            return changes._join(state, view, state.plan, job, now)
         return due  # type: ignore[no-any-return]
 
     return make

@@ -28,6 +28,13 @@ class Supervisor:
     def request_notice(self, left_s: float, text: str) -> None:
         self.asked.append((left_s, text))
 
+    def request_pause(self, *, paused: bool) -> str:
+        self.asked.append(paused)
+        return "" if paused else "the job is not paused"
+
+    def request_scale(self, workers: int) -> str:
+        return "" if workers == 2 else f"{workers} workers are too many"
+
     def quarantined(self) -> list[dict[str, Any]]:
         return [{"slot": 1}]
 
@@ -49,6 +56,14 @@ def test_commands_are_answered_and_the_end_is_told(tmp_path: Path) -> None:
             with pytest.raises(ProtocolError, match="needs deadline_s"):
                 other.ask(command="notice")
             other.ask(command="notice", deadline_s=30)
+            assert other.ask(command="pause") == {"accepted": True}
+            assert other.ask(command="scale", workers=2) == {"accepted": True}
+            for request, why in (
+                ({"command": "resume"}, "not paused"),
+                ({"command": "scale"}, "0 w"),
+            ):
+                with pytest.raises(ProtocolError, match=f"refused: .*{why}"):
+                    other.ask(**request)
             assert other.ask(command="quarantine") == {"quarantined": [{"slot": 1}]}
             assert other.ask(command="quarantine_clear", slot=0) == {"cleared": []}
             assert other.ask(command="quarantine_clear") == {"cleared": [1]}
@@ -63,7 +78,7 @@ def test_commands_are_answered_and_the_end_is_told(tmp_path: Path) -> None:
             3,
             {"accepted": True},
         ]
-        assert supervisor.asked == [3.5, (30.0, "simulated, 30 s left")]
+        assert supervisor.asked == [3.5, (30.0, "simulated, 30 s left"), True, False]
         await server.close(0, "done")
 
     asyncio.run(run())
