@@ -124,6 +124,29 @@ class VecEnv(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Scene:
+    """How an env can be drawn: a MuJoCo model that its rows are put into."""
+
+    mjcf: str
+    distance_m: float
+    """A good distance for a camera."""
+    follows: bool
+    """The camera goes along with the first body."""
+
+
+@runtime_checkable
+class DrawnEnv(VecEnv, Protocol):
+    """An env that can be drawn."""
+
+    @property
+    def scene(self) -> Scene: ...
+
+    def positions(self) -> NDArray[np.float64]:
+        """Generalised positions of the scene's model, ``[N, nq]``, fresh, in the order of `env_ids`."""
+        ...
+
+
 @runtime_checkable
 class MotionEnv(VecEnv, Protocol):
     """An env whose episodes follow clips of `EnvSpec.library`, drawn by the bin they start in. Its steps

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rallypoint.trainer.envs.base import EnvSpec
+from rallypoint.trainer.envs.base import EnvSpec, Scene
 from rallypoint.trainer.envs.embedded import Array, EmbeddedEnv
 from rallypoint.trainer.envs.physics import Physics, default_row, make_physics, state_slice
 
@@ -17,7 +17,11 @@ class MujocoEnv(EmbeddedEnv):
     a resize only re-arranges state rows.
     """
 
+    view_distance_m = 3.0
+    """From which the task is looked at."""
+
     def __init__(self, spec: EnvSpec, mjcf: str, *, seed: int, dtype: torch.dtype) -> None:
+        self._mjcf = mjcf
         self._model: Any = mujoco.MjModel.from_xml_string(mjcf)
         self._substeps = round(spec.step_dt_s / self._model.opt.timestep)
         self._default_row = default_row(self._model)
@@ -37,6 +41,16 @@ class MujocoEnv(EmbeddedEnv):
         self.close()
         self._physics = make_physics(self._model, count)
         return {"physics": self._physics.state}
+
+    @property
+    def scene(self) -> Scene:
+        """The model itself; what floats is followed."""
+        floats = self._model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE
+        return Scene(self._mjcf, self.view_distance_m, bool(floats))
+
+    def positions(self) -> Array:
+        """Generalised positions, ``[N, nq]``, fresh."""
+        return self._view("qpos").copy()
 
     def close(self) -> None:
         """Release the physics engine."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rallypoint.trainer.envs.base import EnvSpec
+from rallypoint.trainer.envs.base import EnvSpec, Scene
 from rallypoint.trainer.envs.embedded import EMBEDDED, Array, EmbeddedEnv, Outcome, between, row_sum
 
 STEP_DT_S: Final = 0.1
@@ -17,6 +17,25 @@ TARGET_RANGE_M: Final = 1.0
 ARENA_RADIUS_M: Final = 2.5
 """An episode is terminated out here."""
 LEAVE_PENALTY: Final = 0.5
+
+
+SCENE: Final = f"""
+<mujoco model="pointmass">
+  <worldbody>
+    <geom type="plane" size="0 0 1"/>
+    <body name="point" pos="0 0 0.1">
+      <joint type="slide" axis="1 0 0"/><joint type="slide" axis="0 1 0"/>
+      <geom type="box" size="0.1 0.1 0.1"/>
+    </body>
+    <body name="target" pos="0 0 0.02">
+      <joint type="slide" axis="1 0 0"/><joint type="slide" axis="0 1 0"/>
+      <geom type="sphere" size="0.08"/>
+    </body>
+    <geom type="cylinder" fromto="0 0 -0.01 0 0 0.005" size="{ARENA_RADIUS_M}"/>
+  </worldbody>
+</mujoco>
+"""
+"""Point and target, to look at."""
 
 
 class PointMass(EmbeddedEnv):
@@ -40,6 +59,15 @@ class PointMass(EmbeddedEnv):
             action_names=("x", "y"),
         )
         super().__init__(spec, seed=seed, dtype=dtype)
+
+    @property
+    def scene(self) -> Scene:
+        """The arena from outside."""
+        return Scene(SCENE, 4.0 * ARENA_RADIUS_M, follows=False)
+
+    def positions(self) -> Array:
+        """Of the point and of its target, ``[N, 4]``, fresh."""
+        return np.concatenate([self._state["position"], self._state["target"]], axis=1)
 
     def close(self) -> None:
         """Nothing is held."""

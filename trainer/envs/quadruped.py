@@ -77,6 +77,7 @@ class QuadrupedVelocity(MujocoEnv):
     filter follows. An episode is terminated when the base tips over or sinks."""
 
     start_draws = 1 + 12 + 3  # yaw, joints, command
+    view_distance_m = 1.7
 
     def __init__(self, *, seed: int, dtype: torch.dtype) -> None:
         spec = EnvSpec(

@@ -15,3 +15,7 @@ class MissingExtra(TrainerError):
 
 class ExportError(TrainerError):
     """A policy was not exported; no file was written."""
+
+
+class OutputError(TrainerError):
+    """A result could not be written where it was asked for."""

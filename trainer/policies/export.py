@@ -2,9 +2,7 @@
 
 import argparse
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from rallypoint.trainer.envs.factory import make_env
 from rallypoint.trainer.evaluate import configuration, restore_learner
 from rallypoint.trainer.policies import onnxfile, torchscriptfile
 from rallypoint.trainer.policies.errors import ExportError
+from rallypoint.trainer.policies.files import put_in_place
 from rallypoint.trainer.policies.policy import DeployedPolicy
 from rallypoint.trainer.ppo import DTYPES, PpoLearner
 
@@ -51,7 +50,7 @@ def export(loaded: LoadedCheckpoint, kind: str, output: Path | None) -> Exported
     of task and iteration, in the working directory.
 
     Raises `ExportError` when the file does not compute what the policy does, `MissingExtra` when a
-    package is not installed; then nothing is left behind."""
+    package is not installed, `OutputError` for a place that cannot be written; then nothing is left behind."""
     config = configuration(loaded)
     exact = replace(config, ppo=replace(config.ppo, autocast=None))  # the parameters as they are
     env = make_env(exact, dtype=DTYPES[exact.ppo.dtype])
@@ -68,7 +67,7 @@ def export(loaded: LoadedCheckpoint, kind: str, output: Path | None) -> Exported
             f"the {kind} file differs from the policy by {difference:.3g} in an action: not written"
         )
     path = output or Path(f"{spec.task}-{loaded.info.iteration:010d}{SUFFIXES[kind]}")
-    _write(path, data)
+    put_in_place(data, path)
     return Exported(str(path), kind, difference, OBSERVATIONS, said)
 
 
@@ -113,20 +112,6 @@ def compare(
     found = torch.as_tensor(run(obs)).double()
     difference: Tensor = (found - expected).abs().max()
     return difference.item(), said
-
-
-def _write(path: Path, data: bytes) -> None:
-    """The whole file or none."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as f:
-            f.write(data)
-        os.chmod(f.name, 0o644)
-        os.replace(f.name, path)
-    except OSError as error:
-        raise ExportError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from rallypoint.checkpointing.restore import load_checkpoint
 from rallypoint.daemon.shared.config import AuxSection, Config
 from rallypoint.trainer.envs.factory import EMBEDDED_TASKS
 from rallypoint.trainer.evaluate import restore_learner
-from rallypoint.trainer.policies.errors import ExportError, MissingExtra
+from rallypoint.trainer.policies.errors import ExportError, MissingExtra, OutputError
 from rallypoint.trainer.policies.export import COMMAND, FORMATS, export
 from tests.fakes.checkpoints import save
 from tests.fakes.training import config
@@ -150,7 +150,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, CASES["everything"])
-    with pytest.raises(ExportError, match=r"manifest\.json/policy: cannot be written"):
+    with pytest.raises(OutputError, match=r"manifest\.json/policy: cannot be written"):
         export(load_checkpoint(str(path)), "onnx", path / "manifest.json" / "policy")
 
 
