@@ -1,0 +1,1 @@
+"""``rallypoint doctor``: can a job with this configuration run on this machine?"""
