@@ -29,6 +29,7 @@ _COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "resume": "rallypoint.daemon.commands.wishes:RESUME",
         "scale": "rallypoint.daemon.commands.wishes:SCALE",
         "quarantine": "rallypoint.daemon.commands.quarantine:COMMAND",
+        "completion": "rallypoint.daemon.commands.completion:COMMAND",
         "config": "rallypoint.daemon.commands.config:COMMAND",
     }
 )
@@ -39,10 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. Raises SystemExit for ``--help`` and wrong usage."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     asked = next((word for word in given if not word.startswith("-")), None)
-    parser = argparse.ArgumentParser(
-        prog="rallypoint", description="Fault-tolerant elastic training for robot-learning RL."
-    )
-    parser.add_argument("--version", action="version", version=f"rallypoint {__version__}")
+    parser = _program()
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     command: Command | None = None
     for name, target in _targets(asked).items():
@@ -61,6 +59,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RallypointError as error:
         print(f"rallypoint: {error}", file=sys.stderr)
         return _exit_code(error)
+
+
+def full_parser() -> argparse.ArgumentParser:
+    """The parser with every command loaded and configured; costs what their modules cost to load."""
+    parser = _program()
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, target in sorted(_targets(None).items()):
+        command = _load(target)
+        command.configure(subparsers.add_parser(name, help=command.help))
+    return parser
+
+
+def _program() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rallypoint", description="Fault-tolerant elastic training for robot-learning RL."
+    )
+    parser.add_argument("--version", action="version", version=f"rallypoint {__version__}")
+    return parser
 
 
 def _exit_code(error: RallypointError) -> int:
