@@ -15,6 +15,7 @@ frozen together, nobody has been silent. Bounds are learned: three times what wa
 phase of this run, and at least ``hang_s``.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -212,6 +213,19 @@ def bound_s(state: LivenessState, policy: LivenessPolicy, phase: str) -> float:
     phases = (phase, "warming") if phase == "envs" else (phase,)  # warm-up builds envs too
     measured = (sorted(state.silences.get(name, ()))[-2:] for name in phases)
     return max(policy.hang_s, *(FACTOR * (longest[0] if longest else 0.0) for longest in measured))
+
+
+def asks(state: LivenessState, policy: LivenessPolicy, plan: Plan) -> bool:
+    """Whether what other nodes say can matter now. A worker of ours is silent, not waiting, for half of
+    the shortest bound; or it is left behind; or it has waited for so long that whoever leads, and always
+    knows what others say, should have ended it."""
+    behind_s = policy.settle_s if plan.kind == "forced" else math.inf
+    late_s = 1.5 * bound_s(state, policy, COLLECTIVE)
+    for track in state.tracks.values():
+        bound = behind_s if track.position[0] < plan.generation else late_s
+        if track.inside_s > bound if track.inside else track.quiet_s > policy.hang_s / 2:
+            return True
+    return False
 
 
 def waits(

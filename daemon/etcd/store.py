@@ -78,9 +78,9 @@ class EtcdStore:
         response, _ = await self._connection.call(_RANGE, _range(key))
         return _item(response.kvs)
 
-    async def list(self, prefix: str) -> Listing:
-        key, end = _span(prefix)
-        request = rpc_pb2.RangeRequest(key=key, range_end=end)
+    async def list(self, prefix: str, *, end: str = "") -> Listing:
+        key, range_end = _span(prefix, end)
+        request = rpc_pb2.RangeRequest(key=key, range_end=range_end)
         response, _ = await self._connection.call(_RANGE, request)
         return Listing(response.header.revision, tuple(map(_key_value, response.kvs)))
 
@@ -144,8 +144,10 @@ class EtcdStore:
         except LeaseExpiredError:
             return  # gone already, which is what was wanted
 
-    async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[WatchEvent]:
-        key, end = _span(prefix)
+    async def watch(
+        self, prefix: str, from_revision: int, *, end: str = ""
+    ) -> AsyncIterator[WatchEvent]:
+        key, range_end = _span(prefix, end)
         next_revision = max(1, from_revision)
         denied = 0
         for attempt in itertools.count():
@@ -154,7 +156,7 @@ class EtcdStore:
             if self._connection.closed:
                 return
             create = rpc_pb2.WatchCreateRequest(
-                key=key, range_end=end, start_revision=next_revision
+                key=key, range_end=range_end, start_revision=next_revision
             )
             try:
                 async with self._connection.stream(_WATCH) as stream:
@@ -222,8 +224,11 @@ def _written_before(
     return revisions.pop() if unique else 0
 
 
-def _span(prefix: str) -> tuple[bytes, bytes]:
-    """First key and end of the range of all keys with a prefix; the end is exclusive."""
+def _span(prefix: str, end: str) -> tuple[bytes, bytes]:
+    """First key and end of the range of all keys with a prefix, or of those before ``end``; the end is
+    exclusive."""
+    if end:
+        return prefix.encode() or b"\0", end.encode()
     if not prefix:
         return b"\0", b"\0"  # every key
     key = prefix.encode()

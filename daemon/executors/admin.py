@@ -47,7 +47,7 @@ class AdminRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AdminHandler(Protocol):
     """What the supervisor does with commands."""
 
-    def status(self) -> dict[str, Any]:
+    async def status(self) -> dict[str, Any]:
         """The document of ``rallypoint status --json``."""
         ...
 
@@ -105,7 +105,7 @@ class AdminServer:
         self._clients.add(writer)
         try:
             while line := await self._next_line(reader, writer):
-                _write(writer, self._answer(line, writer))
+                _write(writer, await self._answer(line, writer))
                 await writer.drain()
         except (OSError, ValueError) as error:  # gone, idle, or a line over the limit
             _log.info("admin_client_dropped", reason=str(error) or type(error).__name__)
@@ -121,13 +121,13 @@ class AdminServer:
         async with asyncio.timeout(IDLE_TIMEOUT_S):
             return await reader.readline()
 
-    def _answer(self, line: bytes, writer: asyncio.StreamWriter) -> dict[str, Any]:
+    async def _answer(self, line: bytes, writer: asyncio.StreamWriter) -> dict[str, Any]:
         try:
             request = msgspec.json.decode(line, type=AdminRequest)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             return {"error": f"not a request of this version: {error}"}
         if request.command == "status":
-            return {"status": self._handler.status()}
+            return {"status": await self._handler.status()}
         if request.command == "quarantine":
             return {"quarantined": self._handler.quarantined()}
         if request.command == "quarantine_clear":

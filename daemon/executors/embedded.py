@@ -25,8 +25,8 @@ class EmbeddedStore:
     async def get(self, key: str) -> KeyValue | None:
         return self._enter().get(key)
 
-    async def list(self, prefix: str) -> Listing:
-        return self._enter().list(prefix)
+    async def list(self, prefix: str, *, end: str = "") -> Listing:
+        return self._enter().list(prefix, end=end)
 
     async def put(self, key: str, value: bytes, lease: Lease | None = None) -> int:
         revision = self._enter().put(key, value, lease)
@@ -57,12 +57,14 @@ class EmbeddedStore:
         self._enter().revoke(lease)
         self._wake()
 
-    async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[WatchEvent]:
+    async def watch(
+        self, prefix: str, from_revision: int, *, end: str = ""
+    ) -> AsyncIterator[WatchEvent]:
         from_revision = max(1, from_revision)
         while not self._closed:
             self._expire()
             changed, revision = self._changed, self._keyspace.revision
-            for event in self._keyspace.changes(prefix, from_revision):
+            for event in self._keyspace.changes(prefix, from_revision, end=end):
                 yield event
             from_revision = max(from_revision, revision + 1)
             await self._sleep_until_change(changed)

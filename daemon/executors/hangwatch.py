@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from rallypoint.daemon.core import liveness
 from rallypoint.daemon.core.events import (
@@ -14,12 +14,13 @@ from rallypoint.daemon.core.events import (
 from rallypoint.daemon.core.liveness import LivenessPolicy, LivenessState
 from rallypoint.daemon.core.nodestate import NodeState
 from rallypoint.daemon.core.records import MemberRecord
-from rallypoint.daemon.shared.plan import WorkerKey
+from rallypoint.daemon.executors.neighbours import Neighbours
+from rallypoint.daemon.shared.plan import Plan, WorkerKey
 from rallypoint.daemon.shared.slotpage import SlotCounters
 
 
 class HangWatch:
-    """``readings`` reads all pages, ``node`` is the node's present state, ``others`` gives the records of
+    """``readings`` reads all pages, ``node`` is the node's present state, ``neighbours`` has the records of
     all other nodes, ``emit`` takes events."""
 
     def __init__(
@@ -27,13 +28,13 @@ class HangWatch:
         hang_s: float,
         readings: Callable[[], Mapping[WorkerKey, SlotCounters]],
         node: Callable[[], NodeState],
-        others: Callable[[], Sequence[MemberRecord]],
+        neighbours: Neighbours,
         emit: Callable[[NodeEvent], None],
     ) -> None:
         self._policy = LivenessPolicy(hang_s=hang_s, interval_s=min(1.0, hang_s / 8))
         self._readings = readings
         self._node = node
-        self._others = others
+        self._neighbours = neighbours
         self._emit = emit
         self._state = LivenessState()
 
@@ -41,9 +42,9 @@ class HangWatch:
         """Look for ever, about once a second."""
         while True:
             await asyncio.sleep(self._policy.interval_s)
-            self._look(time.monotonic())
+            await self._look(time.monotonic())
 
-    def _look(self, now: float) -> None:
+    async def _look(self, now: float) -> None:
         node = self._node()
         plan = node.plan
         if plan is None or node.formed == 0:
@@ -52,9 +53,10 @@ class HangWatch:
         pages = self._readings()
         readings = {key: pages[key] for key in members if key in pages}
         # What others say may be long over where the store cannot be reached.
-        others = () if node.past_lease(now) else self._others()
+        alone = node.past_lease(now) or self._neighbours.alone
+        others = () if alone else await self._others_say(plan)
         self._state = liveness.observe(self._state, self._policy, readings, now, others)
-        waits = liveness.waits(self._state, self._policy, members, node.waits) if others else ()
+        waits = () if alone else liveness.waits(self._state, self._policy, members, node.waits)
         if waits != node.waits:
             self._emit(WaitsChanged(waits))
         verdict = liveness.judge(self._state, self._policy, members, plan)
@@ -63,3 +65,9 @@ class HangWatch:
             return
         for hung in verdict:
             self._emit(WorkerHung(hung.key, hung.reason))
+
+    async def _others_say(self, plan: Plan) -> tuple[MemberRecord, ...]:
+        """The records of the others, where what they say can matter."""
+        if self._neighbours.live or liveness.asks(self._state, self._policy, plan):
+            return await self._neighbours.refresh()
+        return ()

@@ -39,13 +39,13 @@ class Keyspace:
         """The key, or None."""
         return self._keys.get(key)
 
-    def list(self, prefix: str) -> Listing:
-        """All keys below ``prefix``, ascending."""
-        keys = sorted(key for key in self._keys if key.startswith(prefix))
+    def list(self, prefix: str, *, end: str = "") -> Listing:
+        """All keys below ``prefix``, with ``end`` only those before it, ascending."""
+        keys = sorted(key for key in self._keys if _within(key, prefix, end))
         return Listing(self.revision, tuple(self._keys[key] for key in keys))
 
-    def changes(self, prefix: str, from_revision: int) -> tuple[WatchEvent, ...]:
-        """Changes below ``prefix`` from this revision on. Raises `CompactedError` when some of them
+    def changes(self, prefix: str, from_revision: int, *, end: str = "") -> tuple[WatchEvent, ...]:
+        """Changes of the keys of `list` from this revision on. Raises `CompactedError` when some of them
         are gone."""
         if from_revision < self._oldest:
             raise CompactedError(prefix, from_revision, self._oldest)
@@ -53,7 +53,7 @@ class Keyspace:
         for event in reversed(self._events):  # the newest are asked for
             if event.mod_revision < from_revision:
                 break
-            if (event.item.key if isinstance(event, Put) else event.key).startswith(prefix):
+            if _within(event.item.key if isinstance(event, Put) else event.key, prefix, end):
                 found.append(event)
         return tuple(reversed(found))
 
@@ -169,3 +169,8 @@ class Keyspace:
     def _trim(self) -> None:
         if len(self._events) > self._history:
             self.compact(self._events[len(self._events) - self._history - 1].mod_revision)
+
+
+def _within(key: str, prefix: str, end: str) -> bool:
+    # As etcd compares: by the bytes of UTF-8, whose order is that of the code points.
+    return key.startswith(prefix) and (not end or key < end)

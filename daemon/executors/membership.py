@@ -20,7 +20,6 @@ from rallypoint.daemon.core.events import (
     LeaderElected,
     LeaderEvent,
     LeaderLost,
-    LeaseKept,
     MembersChanged,
     NodeEvent,
     PlanChanged,
@@ -35,14 +34,22 @@ from rallypoint.daemon.errors import (
     StoreUnavailableError,
 )
 from rallypoint.daemon.executors.entering import Admit, Entering
+from rallypoint.daemon.executors.following import follow
 from rallypoint.daemon.executors.leaderwrites import ChangeJob, LeaderWrites
+from rallypoint.daemon.executors.leasekeeper import LeaseKeeper
 from rallypoint.daemon.executors.membershipview import Keys, View, decode, encode
 from rallypoint.daemon.executors.neighbours import Neighbours
 from rallypoint.daemon.executors.patience import Patience
-from rallypoint.daemon.executors.store import KeyValue, Lease, MembershipStore, Put, WatchEvent
+from rallypoint.daemon.executors.store import (
+    KeyValue,
+    Lease,
+    Listing,
+    MembershipStore,
+    Put,
+    WatchEvent,
+)
 from rallypoint.daemon.shared.plan import Plan
 
-_KEEPALIVE_S: Final = 1.0
 _CONFLICT_S: Final = 0.05
 
 _log = structlog.get_logger(__name__)
@@ -69,15 +76,17 @@ class Membership:
         self._keys = Keys(job_name, node)
         self.view = View(self._keys)
         self.neighbours = Neighbours(
-            node, lambda: self.view, bind=bind, probe_s=min(0.2, detect_s / 10)
+            store,
+            self._keys,
+            lambda: self.view,
+            lambda: self._lead > 0,
+            bind=bind,
+            probe_s=min(0.2, detect_s / 10),
         )
         self._store = store
-        self._detect_s = detect_s
         self._relist_s = relist_s
         self._newest_generation = newest_generation
         self._emit = emit
-        self._lease: Lease | None = None
-        self._renewing = asyncio.Lock()
         self._record: MemberRecord | None = None
         self._stale = False
         """Whether the store does not hold our newest record."""
@@ -86,6 +95,7 @@ class Membership:
         self._stir = asyncio.Event()
         self._lead = 0
         """Revision at which we became the leader; 0: we do not lead."""
+        self._lead_changed = asyncio.Event()
         self._leader_gone = 0
         """Revision at which a leader was elected whose supervisor was seen to be gone."""
         self._listed = 0
@@ -98,6 +108,8 @@ class Membership:
         """One write of the leader at a time, in the order in which they were decided."""
         self.patience = Patience()
         """What is asked of the store, and what stands in its way."""
+        ends = {"lost": self._depose, "replaced": self._lease_replaced}
+        self._lease = LeaseKeeper(store, node, detect_s, self.patience, emit, **ends)
         self.joined = False
 
     # --- life ---------------------------------------------------------------------------------
@@ -118,8 +130,7 @@ class Membership:
         self.joined = True
 
     async def _join(self, job: JobRecord, plans: Sequence[Plan]) -> None:
-        lease = await self._store.grant(self._detect_s)
-        self._hold(lease)
+        lease = await self._lease.take()
         await self._entering.enter(job, plans)
         await self._read_all(earlier=plans)
         await self._campaign(lease)
@@ -127,10 +138,13 @@ class Membership:
     async def follow(self) -> None:
         """Turn changes of the store into events, without end."""
         while True:
+            self._lead_changed.clear()
+            spans, begin = self._keys.followed(leads=self._lead > 0), self._listed + 1
             try:
-                async for event in self._store.watch(self._keys.prefix, self._revision + 1):
-                    self._take(event)
-                return  # the store was closed
+                if not await follow(self._store, spans, begin, self._take, self._lead_changed):
+                    return  # the store was closed
+                if self._lead:
+                    continue  # everything was read when we were elected
             except CompactedError as error:
                 _log.warning("store_watch_restarted", reason=str(error))
             except StoreError as error:
@@ -145,8 +159,12 @@ class Membership:
             await self.patience.until_done("listing", self._compare)
 
     async def _compare(self) -> None:
-        listing = await self._store.list(self._keys.prefix)
+        lead = self._lead
+        listing = await self._list(everything=lead > 0)
         await asyncio.sleep(self._relist_s / 60)  # what is on its way is not lost
+        await self.neighbours.refresh()
+        if lead != self._lead:
+            return
         rewritten = self._keys.member if self._stale else ""
         missed = [key for key in self.view.missed(listing) if key != rewritten]
         if missed:
@@ -155,9 +173,7 @@ class Membership:
 
     async def keep_lease(self) -> None:
         """Renew the lease, without end; a lost one is replaced and our keys are written again."""
-        while True:
-            await asyncio.sleep(min(_KEEPALIVE_S, self._detect_s / 3))
-            await self.patience.until_done("lease", self._keep_once)
+        await self._lease.keep()
 
     async def tend(self) -> None:
         """Keep our record in the store, and lead when nobody does, without end."""
@@ -178,9 +194,9 @@ class Membership:
     async def leave(self) -> None:
         """Give up the lease: our keys go at once instead of after ``detect_s``."""
         self.neighbours.close()
-        if self._lease is not None:
+        if self._lease.newest is not None:
             try:
-                await self._store.revoke(self._lease)
+                await self._store.revoke(self._lease.newest)
             except StoreError as error:
                 _log.warning("lease_not_revoked", reason=f"{error}; it runs out by itself")
         await self._store.close()
@@ -248,15 +264,19 @@ class Membership:
     async def _read_all(self, elected: int = 0, earlier: Sequence[Plan] = ()) -> None:
         """Read everything anew, and say it. ``elected``: the revision at which we became leader;
         ``earlier``: plans of before, which the store holds no more."""
-        listing = await self._store.list(self._keys.prefix)
-        while listing.revision < self._revision:  # the watch was faster
-            listing = await self._store.list(self._keys.prefix)
+        everything = bool(elected or self._lead)
+        listing = await self._list(everything=everything)
+        # Again, where a watch was faster, or we were elected meanwhile.
+        while listing.revision < self._revision or (self._lead and not everything):
+            everything = bool(elected or self._lead)
+            listing = await self._list(everything=everything)
         before, self.view = self.view, View.of(self._keys, listing)
         self._listed = self._revision = listing.revision
         self.neighbours.changed()
         view = self.view
         if self._lead_is(elected):
             self._lead = elected
+            self._lead_changed.set()
         elif not self._lead_is(self._lead):
             self._depose()
         self._stale |= self._record is not None and self._keys.node not in view.members
@@ -276,12 +296,23 @@ class Membership:
         else:
             self._say_to_leader(members=True, plan=True, job=True)
 
+    async def _list(self, *, everything: bool) -> Listing:
+        """All keys that are followed."""
+        keys = self._keys
+        if everything:
+            return await self._store.list(keys.prefix)
+        listing = await self._store.list(keys.prefix, end=keys.members)
+        own = await self._store.get(keys.member)
+        return listing if own is None else Listing(listing.revision, (*listing.items, own))
+
     def _take(self, event: WatchEvent) -> None:
-        if event.mod_revision <= self._listed:
-            return
-        self._revision = event.mod_revision
         item = event.item if isinstance(event, Put) else None
         key = event.item.key if isinstance(event, Put) else event.key
+        if event.mod_revision <= max(self._listed, self.view.revisions.get(key, 0)):
+            return
+        self._revision = max(self._revision, event.mod_revision)
+        if not self._lead and key.startswith(self._keys.members) and key != self._keys.member:
+            return  # we led until just now
         if key == self._keys.member and self._differs(item):
             self._stale = True
             self._stir.set()
@@ -323,7 +354,7 @@ class Membership:
     # --- our keys -------------------------------------------------------------------------------
 
     async def _tend_once(self) -> None:
-        lease = self._require_lease()
+        lease = self._lease.require()
         try:
             while self._stale and self._record is not None:
                 record, self._stale = self._record, False
@@ -334,7 +365,7 @@ class Membership:
                     raise
             await self._campaign(lease)
         except LeaseExpiredError:
-            await self._renew(lease)
+            await self._lease.replace(lease)
 
     async def _campaign(self, lease: Lease) -> None:
         """Become the leader if nobody is, or an earlier life of this node, or one that is gone; also when
@@ -352,43 +383,20 @@ class Membership:
         if now is not None and now.lease_id == lease.id:
             await self._read_all(elected=now.mod_revision)
 
-    async def _keep_once(self) -> None:
-        lease = self._require_lease()
-        try:
-            renewed = await self._store.keepalive(lease)
-        except LeaseExpiredError:
-            await self._renew(lease)
-        else:
-            if self._require_lease().id == lease.id:
-                self._hold(renewed)
-
-    async def _renew(self, lost: Lease) -> None:
-        """Replace a lost lease, once, whoever noticed first; `tend` writes our keys again."""
-        async with self._renewing:
-            if self._require_lease().id != lost.id:
-                return
-            _log.warning("lease_lost", reason=f"lease {lost.id} is over; taking a new one")
-            self._depose()
-            self._hold(await self._store.grant(self._detect_s))
-            self._stale = self._record is not None
-            self._stir.set()
+    def _lease_replaced(self) -> None:
+        """Our keys went with the lease; `tend` writes them again."""
+        self._stale = self._record is not None
+        self._stir.set()
 
     # --- small ----------------------------------------------------------------------------------
-
-    def _hold(self, lease: Lease) -> None:
-        self._lease = lease
-        self._emit(LeaseKept(lease.deadline_s))
 
     def _depose(self) -> None:
         if self._lead:
             self._lead = 0
+            self._lead_changed.set()
+            self.view.forget_others()
             self._emit(LeaderLost())
 
     def _lead_is(self, revision: int) -> bool:
         leader = self.view.leader
         return revision > 0 and leader is not None and leader.mod_revision == revision
-
-    def _require_lease(self) -> Lease:
-        if self._lease is None:
-            raise StoreError(f"node {self._keys.node} has not joined the membership store yet")
-        return self._lease

@@ -6,6 +6,7 @@ from typing import TypeVar
 import msgspec
 
 from rallypoint.daemon.core.records import JobRecord, MemberRecord
+from rallypoint.daemon.executors.following import Span
 from rallypoint.daemon.executors.store import KeyValue, Listing
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
@@ -47,6 +48,13 @@ class Keys:
     def agreed(self) -> str:
         return f"{self.prefix}agreed"
 
+    def followed(self, *, leads: bool) -> tuple[Span, ...]:
+        """What a node has to know at once: the leader everything, the others all but other nodes'
+        records."""
+        if leads:
+            return (Span(self.prefix),)
+        return Span(self.prefix, self.members), Span(self.member, f"{self.member}\0")
+
 
 @dataclass
 class View:
@@ -87,6 +95,12 @@ class View:
             self.plan = decode(item, Plan)
         elif key == keys.job and item is not None:
             self.job = decode(item, JobRecord)
+
+    def forget_others(self) -> None:
+        """Keep no record but our own: the others are not followed any more."""
+        theirs = {key for key in self.revisions if key.startswith(self.keys.members)}
+        for key in theirs - {self.keys.member}:
+            self.see(key, None)
 
     def missed(self, listing: Listing) -> list[str]:
         """Keys whose last change before this listing was never seen here."""

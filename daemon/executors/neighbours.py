@@ -2,26 +2,45 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from rallypoint.daemon.core.records import MemberRecord
-from rallypoint.daemon.executors.membershipview import View
+from rallypoint.daemon.errors import StoreError
+from rallypoint.daemon.executors.membershipview import Keys, View, decode
 from rallypoint.daemon.executors.probe import ask
+from rallypoint.daemon.executors.store import MembershipStore
 from rallypoint.daemon.shared.errors import ConfigError
+
+ASK_S: Final = 0.5
+"""Bound of a question to the store that somebody waits for; and how often a node that drains looks
+whether all do."""
 
 
 class Neighbours:
-    """``view`` gives what the store says now. ``bind`` is the address of a port of this supervisor that
-    says nothing: others ask it whether this process lives. None: there are no others."""
+    """The leader follows all records (``view``); the others read them when they need them. ``bind`` is
+    the address of a port of this supervisor that says nothing: others ask it whether this process lives.
+    None: there are no others."""
 
     def __init__(
-        self, node: str, view: Callable[[], View], *, bind: str | None, probe_s: float
+        self,
+        store: MembershipStore,
+        keys: Keys,
+        view: Callable[[], View],
+        leads: Callable[[], bool],
+        *,
+        bind: str | None,
+        probe_s: float,
     ) -> None:
-        self._node = node
+        self._store = store
+        self._keys = keys
         self._view = view
+        self._leads = leads
         self._bind = bind
         self._probe_s = probe_s
         self._server: asyncio.Server | None = None
         self._changed = asyncio.Event()
+        self._read: tuple[MemberRecord, ...] = ()
+        """The records of all other nodes, as they were read last."""
         self.port = 0
         """The port; 0 while none is open."""
 
@@ -47,26 +66,67 @@ class Neighbours:
         """The view has changed."""
         self._changed.set()
 
+    @property
+    def alone(self) -> bool:
+        """Whether no other node is known to take part."""
+        view, node = self._view(), self._keys.node
+        if self.records():
+            return False
+        led_elsewhere = view.leader is not None and view.leader.value.decode() != node
+        planned = () if view.plan is None or self._leads() else view.plan.members
+        return not led_elsewhere and all(m.key.node == node for m in planned)
+
+    @property
+    def live(self) -> bool:
+        """Whether `records` are those of now."""
+        return self._leads()
+
     def records(self) -> tuple[MemberRecord, ...]:
-        """The records of all other nodes, as of the last change that was seen."""
-        return tuple(m for m in self._view().sorted_members() if m.node != self._node)
+        """The records of all other nodes: the leader's are those of now, others know what `refresh`
+        read last."""
+        return self._others(self._view().sorted_members()) if self._leads() else self._read
+
+    async def refresh(self) -> tuple[MemberRecord, ...]:
+        """The records of all other nodes as they are now, or, when the store does not answer within
+        `ASK_S`, as they were."""
+        if not self._leads():
+            try:
+                async with asyncio.timeout(ASK_S):
+                    listing = await self._store.list(self._keys.members)
+            except (StoreError, TimeoutError):
+                return self._read
+            self._read = self._others(View.of(self._keys, listing).sorted_members())
+        return self.records()
 
     async def until_all_drain(self) -> None:
         """Return once every node of the job, this one among them, is on its way out."""
-        while not self._all_drain():
+        while True:
             self._changed.clear()
-            await self._changed.wait()
+            mine = self._view().members.get(self._keys.node)
+            drains = mine is not None and mine.draining
+            if drains and all(m.draining for m in await self.refresh()):
+                return
+            try:
+                async with asyncio.timeout(ASK_S if drains else None):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
 
     async def leader_gone(self) -> int:
         """The revision at which the leader was elected, if its supervisor is gone: its port is closed
-        while its host answers. Else 0."""
+        while its host answers. Else 0, also when the store does not answer."""
         leader = self._view().leader
-        there = None if leader is None else self._view().members.get(leader.value.decode())
-        if leader is None or there is None or not there.port:
+        if leader is None:
+            return 0
+        try:
+            item = await self._store.get(f"{self._keys.members}{leader.value.decode()}")
+        except StoreError:
+            return 0
+        there = None if item is None else decode(item, MemberRecord)
+        if there is None or not there.port:
             return 0
         gone = await ask((there.advertise, there.port), self._probe_s) == "gone"
         return leader.mod_revision if gone else 0
 
-    def _all_drain(self) -> bool:
-        members = self._view().members
-        return self._node in members and all(m.draining for m in members.values())
+    def _others(self, members: tuple[MemberRecord, ...]) -> tuple[MemberRecord, ...]:
+        return tuple(m for m in members if m.node != self._keys.node)

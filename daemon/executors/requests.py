@@ -67,8 +67,9 @@ class Requests:
         self._asked = asked
         self._stops_asked = 0
 
-    def status(self) -> dict[str, Any]:
-        """The document of ``rallypoint status --json``."""
+    async def status(self) -> dict[str, Any]:
+        """The document of ``rallypoint status --json``, of the whole job as it is now."""
+        await self._membership.neighbours.refresh()
         return self._asked.status()
 
     def request_stop(self, reason: str) -> None:
@@ -82,7 +83,7 @@ class Requests:
     def request_drain(self, deadline_s: float | None) -> None:
         """Let this node leave the job; where there is no other node, the job stops."""
         _log.info("drain_requested", deadline_s=deadline_s)
-        if self._membership.neighbours.records():
+        if not self._membership.neighbours.alone:
             self._emit(DrainRequested(deadline_s))
             return
         self.request_stop("drained: this is the only node of the job")
@@ -167,7 +168,7 @@ class Requests:
         if self._stops_asked > 1:
             _log.warning("killed_at_once", reason=f"{number.name} while stopping")
             self._finish(0, f"{number.name} while stopping: workers were killed at once")
-        elif self._membership.neighbours.records():
+        elif not self._membership.neighbours.alone:
             self.request_drain(self._config.node.stop_grace_s)
         else:
             self.request_stop(number.name)

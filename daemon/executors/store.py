@@ -83,8 +83,9 @@ class MembershipStore(Protocol):
         """The key, or None when it does not exist."""
         ...
 
-    async def list(self, prefix: str) -> Listing:
-        """All keys that start with ``prefix``, and the revision that this is true of."""
+    async def list(self, prefix: str, *, end: str = "") -> Listing:
+        """All keys that start with ``prefix``, with ``end`` only those before it, and the revision that
+        this is true of."""
         ...
 
     async def put(self, key: str, value: bytes, lease: Lease | None = None) -> int:
@@ -117,9 +118,9 @@ class MembershipStore(Protocol):
         """End the lease and delete its keys, in one revision; no effect when it is gone."""
         ...
 
-    def watch(self, prefix: str, from_revision: int) -> AsyncIterator[WatchEvent]:
-        """Changes below ``prefix`` with ``mod_revision >= from_revision``, past ones first, in order
-        of revision, each once, without end. Ends when the store is closed. Raises `CompactedError`
+    def watch(self, prefix: str, from_revision: int, *, end: str = "") -> AsyncIterator[WatchEvent]:
+        """Changes of the keys of `list` with ``mod_revision >= from_revision``, past ones first, in
+        order of revision, each once, without end. Ends when the store is closed. Raises `CompactedError`
         when revisions it has not delivered are gone."""
         ...
 

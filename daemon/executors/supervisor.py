@@ -353,7 +353,7 @@ class Supervisor:
 
     def _hang_watch(self) -> HangWatch:
         bound_s = timeouts.derive(self.config, self.config.node.workers).hang_s
-        others, pages = self._membership.neighbours.records, self._workers.readings
+        others, pages = self._membership.neighbours, self._workers.readings
         return HangWatch(bound_s, pages, lambda: self._node, others, self._emit)
 
     async def _rotate_logs(self) -> None:

@@ -315,3 +315,20 @@ def test_embedded_history_is_bounded() -> None:
         assert len(await take(store.watch("k", revision - 3), 4)) == 4
 
     asyncio.run(asyncio.wait_for(scenario(), BOUND_S))
+
+
+def test_a_listing_and_a_watch_can_end_before_a_key(play: Callable[[Scenario], None]) -> None:
+    async def scenario(harness: Harness) -> None:
+        store = harness.store
+        for key in ("j/job", "j/members/a", "j/members/ab", "j/members/b", "j/z"):
+            await store.put(key, b"1")
+        listing = await store.list("j/", end="j/members/")
+        assert [item.key for item in listing.items] == ["j/job"]
+        own = await store.list("j/members/a", end="j/members/a\0")
+        assert [item.key for item in own.items] == ["j/members/a"]
+        watch = store.watch("j/", listing.revision + 1, end="j/members/")
+        for key in ("j/members/a", "j/z", "j/job"):
+            await store.put(key, b"2")
+        assert await take(watch, 1) == [Put(KeyValue("j/job", b"2", listing.revision + 3))]
+
+    play(scenario)

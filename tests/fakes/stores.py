@@ -25,8 +25,9 @@ class PrefixedStore:
     async def get(self, key: str) -> KeyValue | None:
         return self._item(await self._store.get(self._prefix + key))
 
-    async def list(self, prefix: str) -> Listing:
-        listing = await self._store.list(self._prefix + prefix)
+    async def list(self, prefix: str, *, end: str = "") -> Listing:
+        end = end and self._prefix + end
+        listing = await self._store.list(self._prefix + prefix, end=end)
         items = (self._item(item) for item in listing.items)
         return Listing(listing.revision, tuple(item for item in items if item is not None))
 
@@ -58,8 +59,11 @@ class PrefixedStore:
     async def revoke(self, lease: Lease) -> None:
         await self._store.revoke(lease)
 
-    async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[WatchEvent]:
-        async for event in self._store.watch(self._prefix + prefix, from_revision):
+    async def watch(
+        self, prefix: str, from_revision: int, *, end: str = ""
+    ) -> AsyncIterator[WatchEvent]:
+        end = end and self._prefix + end
+        async for event in self._store.watch(self._prefix + prefix, from_revision, end=end):
             if isinstance(event, Deleted):
                 yield replace(event, key=self._key(event.key))
             else:

@@ -16,7 +16,7 @@ class Supervisor:
     def __init__(self) -> None:
         self.asked: list[object] = []
 
-    def status(self) -> dict[str, Any]:
+    async def status(self) -> dict[str, Any]:
         return {"job": "default"}
 
     def request_stop(self, reason: str) -> None:

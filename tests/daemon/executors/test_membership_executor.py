@@ -41,8 +41,10 @@ class ForgetfulStore(EmbeddedStore):
         self.unseen: set[str] = set()
         self.lost: list[str] = []
 
-    async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[WatchEvent]:
-        async for event in super().watch(prefix, from_revision):
+    async def watch(
+        self, prefix: str, from_revision: int, *, end: str = ""
+    ) -> AsyncIterator[WatchEvent]:
+        async for event in super().watch(prefix, from_revision, end=end):
             key = event.item.key if isinstance(event, Put) else event.key
             if key in self.unseen:
                 self.lost.append(key)
@@ -172,7 +174,7 @@ def test_a_second_node_follows_and_leads_when_the_first_has_gone() -> None:
         await first.membership.publish(plan(4, A), 0)
         assert (await second.wait_for(events.PlanSeen)).plan == plan(4, A)
         assert not [e for e in second.events if isinstance(e, events.LeaderElected)]
-        lease = first.membership._lease
+        lease = first.membership._lease.newest
         assert lease is not None
         for task in first.tasks:
             task.cancel()
