@@ -45,3 +45,24 @@ async def follow(
     for task in done:
         task.result()
     return stopped in done
+
+
+class Paced:
+    """Calls ``say`` soon after each `stir`, once for all that come before. ``say`` gives the seconds that
+    have to pass before it is called again: a decision about a thousand records must not be taken a
+    thousand times when all of them change."""
+
+    def __init__(self, say: Callable[[], float]) -> None:
+        self._say = say
+        self._due: asyncio.TimerHandle | None = None
+        self._rests_until_s = 0.0
+
+    def stir(self) -> None:
+        """There is something to say."""
+        if self._due is None:
+            loop = asyncio.get_running_loop()
+            self._due = loop.call_at(max(loop.time(), self._rests_until_s), self._now)
+
+    def _now(self) -> None:
+        self._due = None
+        self._rests_until_s = asyncio.get_running_loop().time() + self._say()

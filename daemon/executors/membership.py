@@ -34,7 +34,7 @@ from rallypoint.daemon.errors import (
     StoreUnavailableError,
 )
 from rallypoint.daemon.executors.entering import Admit, Entering
-from rallypoint.daemon.executors.following import follow
+from rallypoint.daemon.executors.following import Paced, follow
 from rallypoint.daemon.executors.leaderwrites import ChangeJob, LeaderWrites
 from rallypoint.daemon.executors.leasekeeper import LeaseKeeper
 from rallypoint.daemon.executors.membershipview import Keys, View, decode, encode
@@ -51,6 +51,8 @@ from rallypoint.daemon.executors.store import (
 from rallypoint.daemon.shared.plan import Plan
 
 _CONFLICT_S: Final = 0.05
+_PACE_S: Final = 5e-5
+"""For each member, between two decisions about all of them: several times what one takes."""
 
 _log = structlog.get_logger(__name__)
 
@@ -103,6 +105,7 @@ class Membership:
         self._revision = 0
         """Revision of the newest change that is known."""
         self._writes = LeaderWrites(store, self._keys, lambda: self._lead)
+        self._members_said = Paced(self._say_members)
         self._entering = Entering(store, self._keys, self._writes, agreed, admit)
         self._writing = asyncio.Lock()
         """One write of the leader at a time, in the order in which they were decided."""
@@ -217,13 +220,6 @@ class Membership:
         """Write ``job.formed`` (and the progress) if this generation is still the newest plan, and we
         lead. Whether it was written; a refusal also becomes an event."""
         return await self._or_refused(generation, self._writes.mark_formed(generation, progress))
-
-    async def record_checkpoint(
-        self, checkpoint: tuple[int, int], progress: dict[str, int]
-    ) -> None:
-        """Write the newest verified checkpoint into the job record, with the progress."""
-        iteration = max(checkpoint[1], progress.get("iteration", 0))
-        await self.update_job(**{**progress, "iteration": iteration, "checkpoint": checkpoint})
 
     async def update_job(self, **changes: Any) -> None:
         """Change fields of the job record, as soon as the store answers, while we lead."""
@@ -343,9 +339,15 @@ class Membership:
         if job and self.view.job is not None:
             self._emit(JobSeen(self.view.job))
 
+    def _say_members(self) -> float:
+        """To the leader; for how long it then may leave further changes."""
+        if self._lead:
+            self._emit(MembersChanged(self.view.sorted_members()))
+        return _PACE_S * len(self.view.members)
+
     def _say_to_leader(self, *, members: bool, plan: bool, job: bool) -> None:
         if members:
-            self._emit(MembersChanged(self.view.sorted_members()))
+            self._members_said.stir()
         if plan and self.view.plan is not None:
             self._emit(PlanChanged(self.view.plan))
         if job and self.view.job is not None:

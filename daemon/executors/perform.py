@@ -101,7 +101,9 @@ class Performer:
                 )
                 self._spawn(self._membership.mark_formed(generation, self._progress()), "mark")
             case actions.RecordCheckpoint(checkpoint=checkpoint):
-                work = self._membership.record_checkpoint(checkpoint, self._progress())
+                progress = self._progress()
+                progress["iteration"] = max(checkpoint[1], progress.get("iteration", 0))
+                work = self._membership.update_job(checkpoint=checkpoint, **progress)
                 self._spawn(work, "checkpoint record")
             case actions.SetJobState(state=state, reason=reason):
                 _log.info("job_state", state=state, reason=reason)

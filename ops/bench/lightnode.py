@@ -1,5 +1,8 @@
-"""A supervisor without a worker process: the decisions, membership and store of a real one, its
-``state.json``, and a worker that is nothing but a listening port and does at once what it is told.
+"""A supervisor without a worker process: the decisions, membership and store of a real one, and a worker
+that is nothing but a listening port and does at once what it is told.
+
+The leader writes each plan to its disk before it publishes it. What the others write when they have
+seen it is left out: each has a disk of its own, and here they would all wait for one.
 """
 
 import asyncio
@@ -121,11 +124,7 @@ class LightNode:
             self._lead(order)
 
     def _decide_node(self, event: ev.NodeEvent) -> None:
-        if isinstance(event, ev.PlanSeen):
-            self._remember(**persist.with_plan(self._state.state, event.plan))
-        elif isinstance(event, ev.JobSeen):
-            self._remember(job=event.job)
-        elif isinstance(event, ev.WorkerBroke):
+        if isinstance(event, ev.WorkerBroke):
             self._spawn(self._membership.doubt_leader())
         self._node, orders = node.decide(self._node, event, time.monotonic())
         for order in orders:
@@ -170,12 +169,10 @@ class LightNode:
                 self._spawn(self._publish(plan, replaces))
             case act.MarkFormed(generation=generation):
                 self._spawn(_quietly(membership.mark_formed(generation, {})))
-            case act.RecordCheckpoint(checkpoint=checkpoint):
-                self._spawn(membership.record_checkpoint(checkpoint, {}))
             case act.SetJobState(state=state, reason=reason):
                 self._spawn(membership.update_job(state=state, reason=reason))
             case _:
-                pass  # explanations
+                pass  # explanations; and there are no checkpoints
 
     async def _publish(self, plan: Plan, replaces: int) -> None:
         self._state.update(**persist.with_plan(self._state.state, plan))
@@ -187,9 +184,6 @@ class LightNode:
         self._emit(await probe(order.probe, targets, order.bound_s))
 
     # --- small ----------------------------------------------------------------------------------
-
-    def _remember(self, **changes: Any) -> None:
-        self._state.update(durable=False, **changes)
 
     def _set_timer(self, machine: Machine, at_s: float) -> None:
         if machine in self._timers:
