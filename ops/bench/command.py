@@ -14,6 +14,8 @@ from rallypoint.daemon.shared.tasks import TASK_OVERRIDES
 from rallypoint.ops.bench import (
     membership,
     membershipreport,
+    noderecovery,
+    nodereport,
     peer,
     ppo,
     recovery,
@@ -24,6 +26,7 @@ from rallypoint.ops.bench import (
 )
 from rallypoint.ops.bench.job import Job
 from rallypoint.ops.bench.membership import Loss
+from rallypoint.ops.bench.noderecovery import NodeLoss
 from rallypoint.ops.bench.recovery import Kill
 from rallypoint.ops.bench.soak import Blow
 from rallypoint.ops.bench.throughput import Setting
@@ -43,6 +46,12 @@ class BenchCommand:
         text = "kill workers at random moments; time from the kill to the survivors' next step"
         kills = benchmarks.add_parser("recovery", help=text, description=text)
         kills.add_argument("--workers", type=int, default=3, metavar="N")
+        text = "lose whole nodes of N, with one worker each, instead of single workers"
+        kills.add_argument("--nodes", type=int, default=0, metavar="N", help=text)
+        text = "with --nodes: membership.detect_s of each run (default 5,3)"
+        kills.add_argument(
+            "--detect-s", type=_seconds, default=(5.0, 3.0), metavar="S,S,…", help=text
+        )
         kills.add_argument("--kills", type=int, default=20, metavar="N")
         kills.add_argument("--seed", type=int, default=1, help="of victims, moments and the job")
         text = "kills under torchrun, each in a run of its own (default 1)"
@@ -85,7 +94,11 @@ class BenchCommand:
         """0; 1 when a kill was not recovered from, or something did not hold."""
         failed = False
         with tempfile.TemporaryDirectory(prefix="rallypoint-bench-") as directory:
-            if args.benchmark == "recovery":
+            if args.benchmark == "recovery" and args.nodes:
+                document = _node_recovery(args, Path(directory))
+                text = nodereport.text(document)
+                failed = any(document["errors"])
+            elif args.benchmark == "recovery":
                 document = _recovery(args, Path(directory))
                 text = report.recovery_text(document)
                 failed = document["recovered"] < args.kills
@@ -118,6 +131,11 @@ def _counts(text: str) -> tuple[int, ...]:
     if counts[0] < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: at least 1")
     return counts
+
+
+def _seconds(text: str) -> tuple[float, ...]:
+    """Seconds, as given, from ``5,3``."""
+    return tuple(float(part) for part in text.split(","))
 
 
 def _configure_membership(benchmarks: Any) -> None:
@@ -169,6 +187,42 @@ def _recovery(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         for number in range(0 if args.no_peer else args.peer_kills)
     ]
     return report.recovery_document(outcome, peers, _about(args))
+
+
+def _node_recovery(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    if args.nodes < 3 or args.kills < 1 or min(args.detect_s) <= 0:
+        raise ConfigError(
+            f"--nodes {args.nodes} --kills {args.kills} --detect-s {min(args.detect_s):g}: at least 3 "
+            "nodes, 1 kill, and more than 0 s"
+        )
+
+    def show(loss: NodeLoss) -> None:
+        if not args.json:
+            print(nodereport.loss_text(loss), flush=True)
+
+    runs = [
+        noderecovery.measure(
+            directory / f"detect-{detect_s:g}",
+            args.nodes,
+            losses=args.kills,
+            detect_s=detect_s,
+            settings=_job_settings(args),
+            seed=args.seed,
+            show=show,
+        )
+        for detect_s in args.detect_s
+    ]
+    drills = {loss.drill for run in runs for loss in run.losses}
+    peers = {
+        drill: [
+            noderecovery.measure_peer(directory / f"peer-{drill}-{n}", args.nodes, drill)
+            for n in range(0 if args.no_peer else args.peer_kills)
+        ]
+        for drill in noderecovery.DRILLS
+        if drill in drills
+    }
+    about = {"nodes": args.nodes, "task": args.task, "seed": args.seed, "settings": args.settings}
+    return nodereport.document(runs, peers, about)
 
 
 def _soak(args: argparse.Namespace, directory: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""An etcd server of a benchmark's own: one member on loopback, ended with the benchmark."""
+"""An etcd server of a benchmark's own: one member, ended with the benchmark."""
 
 import http.client
 import shutil
@@ -12,11 +12,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.ops.bench import processes
+from rallypoint.ops.bench.network import LOOPBACK, Place
 from rallypoint.ops.bench.processes import Deadline
 
 START_BOUND_S: Final = 30.0
 _POLL_S: Final = 0.05
-_HOST: Final = "127.0.0.1"
+_READY: Final = b"ready to serve client requests"
 
 
 def binary() -> Path:
@@ -37,25 +38,35 @@ class EtcdServer:
     """A server that keeps its data in ``directory``, from ``with`` to the end of the block. Raises
     `BenchError` when it does not get healthy."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, place: Place = LOOPBACK) -> None:
         self._directory = directory
+        self._place = place
         self.log = directory / "etcd.log"
         self.endpoint = ""
 
     def __enter__(self) -> Self:
         self._directory.mkdir(parents=True, exist_ok=True)
         client, peer = _free_ports()
-        self.endpoint = f"{_HOST}:{client}"
-        url, peer_url = f"http://{self.endpoint}", f"http://{_HOST}:{peer}"
+        host = self._place.address
+        self.endpoint = f"{host}:{client}"
+        url, peer_url = f"http://{self.endpoint}", f"http://{host}:{peer}"
         command = [
-            *(str(binary()), "--name", "bench", "--data-dir", str(self._directory / "data")),
+            *(
+                *self._place.launcher,
+                str(binary()),
+                "--name",
+                "bench",
+                "--data-dir",
+                str(self._directory / "data"),
+            ),
             *("--listen-client-urls", url, "--advertise-client-urls", url),
             *("--listen-peer-urls", peer_url, "--initial-advertise-peer-urls", peer_url),
             *("--initial-cluster", f"bench={peer_url}"),
         ]
         self._process = processes.start(command, self.log)
         deadline = Deadline("a healthy etcd", START_BOUND_S, self.log)
-        while not self._healthy():
+        # Its log, not a request: it may be in a network that this process is not in.
+        while _READY not in self.log.read_bytes():
             deadline.check()
             time.sleep(_POLL_S)
         return self
@@ -79,12 +90,6 @@ class EtcdServer:
                 found[name] = found.get(name, 0.0) + sample.value
         return found
 
-    def _healthy(self) -> bool:
-        try:
-            return b"true" in self._get("/health")
-        except OSError:
-            return False
-
     def _get(self, path: str) -> bytes:
         connection = http.client.HTTPConnection(self.endpoint, timeout=10.0)
         try:
@@ -97,5 +102,5 @@ class EtcdServer:
 def _free_ports() -> tuple[int, int]:
     with socket.socket() as first, socket.socket() as second:
         for one in (first, second):
-            one.bind((_HOST, 0))
+            one.bind((LOOPBACK.address, 0))
         return first.getsockname()[1], second.getsockname()[1]

@@ -1,6 +1,9 @@
 """A real job for a benchmark: ``rallypoint run`` in a directory of its own."""
 
+import contextlib
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +15,7 @@ from rallypoint.daemon.executors.processes import end_earlier
 from rallypoint.daemon.shared.errors import ProtocolError
 from rallypoint.daemon.shared.rundir import RunDir
 from rallypoint.ops.bench import processes
+from rallypoint.ops.bench.network import LOOPBACK, Place
 from rallypoint.ops.bench.processes import BenchError, Deadline
 
 START_BOUND_S: Final = 120.0
@@ -54,21 +58,24 @@ def _line(raw: bytes) -> dict[str, Any] | None:
 class Job:
     """A supervisor with its workers, from ``with`` to the end of the block."""
 
-    def __init__(self, directory: Path, workers: int, settings: Sequence[str]) -> None:
-        """``settings`` are further ``section.key=value``."""
+    def __init__(
+        self, directory: Path, workers: int, settings: Sequence[str], place: Place = LOOPBACK
+    ) -> None:
+        """``settings`` are further ``section.key=value``; ``place`` is where it runs."""
         self.rundir = RunDir(directory / "run")
         self.workers = workers
         self.log = directory / "supervisor.log"
         self.journal = JournalReader(self.rundir.journal)
+        self._extra = {"GLOO_SOCKET_IFNAME": place.interface}
         self._command = [
-            *(sys.executable, "-m", "rallypoint.daemon.cli", "run"),
+            *(*place.launcher, sys.executable, "-m", "rallypoint.daemon.cli", "run"),
             *("--dir", str(self.rundir.path), "--job", "bench"),
             *("--workers", str(workers), "--metrics-port", "0", "--set", "log.format=json"),
             *(word for setting in settings for word in ("--set", setting)),
         ]
 
     def __enter__(self) -> Self:
-        self._process = processes.start(self._command, self.log)
+        self.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -86,11 +93,22 @@ class Job:
         """Of the supervisor."""
         return self._process.pid
 
+    def start(self) -> None:
+        """Start a supervisor on the directory, after the one before has ended."""
+        self._process = processes.start(self._command, self.log, self._extra)
+
     def kill_and_start_again(self) -> None:
         """SIGKILL to the supervisor, and a new one on the same directory."""
         self._process.kill()
         self._process.wait()
-        self._process = processes.start(self._command, self.log)
+        self.start()
+
+    def kill_all(self) -> None:
+        """SIGKILL to the supervisor and everything that it started, as when the machine is lost."""
+        for pid in (self._process.pid, *processes.descendants(self._process.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
 
     def status(self) -> dict[str, Any] | None:
         """The status document; None while there is no supervisor to ask yet. Raises `BenchError`

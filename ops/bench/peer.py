@@ -21,9 +21,9 @@ from rallypoint.ops.bench.processes import Deadline
 WARM_UP_BOUND_S: Final = 120.0
 BOUND_S: Final = 60.0
 """How long a kill is waited for."""
-_CALM_S: Final = 2.0
+CALM_S: Final = 2.0
 _POLL_S: Final = 0.02
-_LIFE_S: Final = WARM_UP_BOUND_S + _CALM_S + 2 * BOUND_S
+LIFE_S: Final = WARM_UP_BOUND_S + CALM_S + 2 * BOUND_S
 """A worker ends by itself after this, whatever becomes of its agent."""
 
 
@@ -49,26 +49,26 @@ def measure(directory: Path, workers: int, seed: int, backend: str = "gloo") -> 
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=3"),
         *(f"--nproc-per-node={workers}", __file__, str(steps)),
-        *(str(_LIFE_S), backend),
+        *(str(LIFE_S), backend),
     ]
     agent = processes.start(command, log)
     try:
         deadline = Deadline("training under torchrun", WARM_UP_BOUND_S, log)
-        while len(first := _first_steps(steps)) < workers:
+        while len(first := first_steps(steps)) < workers:
             deadline.check()
             time.sleep(_POLL_S)
-        time.sleep(_CALM_S)
+        time.sleep(CALM_S)
         victim = random.Random(seed).choice(first)  # noqa: S311 - draws a victim, no secret
         kill_s = time.monotonic()
         os.kill(victim["pid"], signal.SIGKILL)
         while time.monotonic() < kill_s + BOUND_S and agent.poll() is None:
-            if summarise(_first_steps(steps), kill_s, workers).all_s is not None:
+            if summarise(first_steps(steps), kill_s, workers).all_s is not None:
                 break
             time.sleep(_POLL_S)
-        return summarise(_first_steps(steps), kill_s, workers)
+        return summarise(first_steps(steps), kill_s, workers)
     finally:
         processes.end(agent, 15.0)
-        _end_workers(_first_steps(steps))
+        end_workers(first_steps(steps))
 
 
 def summarise(steps: Sequence[dict[str, Any]], kill_s: float, workers: int) -> PeerKill:
@@ -84,12 +84,13 @@ def summarise(steps: Sequence[dict[str, Any]], kill_s: float, workers: int) -> P
     )
 
 
-def _first_steps(path: Path) -> list[dict[str, Any]]:
+def first_steps(path: Path) -> list[dict[str, Any]]:
+    """The first step of each life of each rank, as far as they are written."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def _end_workers(steps: Sequence[dict[str, Any]]) -> None:
+def end_workers(steps: Sequence[dict[str, Any]]) -> None:
     """SIGKILL to workers that the agent may have left, if they are still the peer's."""
     for pid in {step["pid"] for step in steps}:
         try:
@@ -132,6 +133,7 @@ def train(log: Path, seconds: float, backend: str) -> None:
             step = {
                 "pid": os.getpid(),
                 "rank": dist.get_rank(),
+                "world": dist.get_world_size(),
                 "attempt": int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
                 "at_s": time.monotonic(),
             }

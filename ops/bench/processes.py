@@ -1,5 +1,6 @@
 """Processes that a benchmark starts, each with an end: asked, then killed, also when we die first."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -61,6 +62,19 @@ def end(process: subprocess.Popen[bytes], grace_s: float) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes that descend from this one, whatever sessions they lead."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            fields = path.read_text().rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    found = list(children.get(pid, ()))
+    for child in found:  # grows while it is read
+        found += children.get(child, ())
+    return found
 
 
 def tail(path: Path, lines: int = 5) -> str:
