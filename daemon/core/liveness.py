@@ -215,12 +215,14 @@ def bound_s(state: LivenessState, policy: LivenessPolicy, phase: str) -> float:
     return max(policy.hang_s, *(FACTOR * (longest[0] if longest else 0.0) for longest in measured))
 
 
-def asks(state: LivenessState, policy: LivenessPolicy, plan: Plan) -> bool:
+def asks(state: LivenessState, policy: LivenessPolicy, plan: Plan, leader: str) -> bool:
     """Whether what other nodes say can matter now. A worker of ours is silent, not waiting, for half of
-    the shortest bound; or it is left behind; or it has waited for so long that whoever leads, and always
-    knows what others say, should have ended it."""
+    the shortest bound; or it is left behind; or it has waited for so long that the node that leads, and
+    always knows what others say, should have ended it, unless that has no worker that waits too."""
     behind_s = policy.settle_s if plan.kind == "forced" else math.inf
-    late_s = 1.5 * bound_s(state, policy, COLLECTIVE)
+    late_s = _unusual_s(state, policy)
+    if plan.lists(leader):
+        late_s = 1.5 * bound_s(state, policy, COLLECTIVE)
     for track in state.tracks.values():
         bound = behind_s if track.position[0] < plan.generation else late_s
         if track.inside_s > bound if track.inside else track.quiet_s > policy.hang_s / 2:
@@ -236,9 +238,7 @@ def waits(
 ) -> tuple[WaitRecord, ...]:
     """What this node's record is to say of ``members``, its workers that others count on: who waits for
     longer than is usual. ``before``: what it says now; who has not moved since stays as it is there."""
-    longest = sorted(state.silences.get(WAIT, ()))[-2:]
-    usual_s = FACTOR * (longest[0] if longest else 0.0)
-    bound = min(policy.hang_s, max(policy.settle_s, usual_s))
+    bound = _unusual_s(state, policy)
     found = []
     for key in members:
         track = state.tracks.get(key)
@@ -248,6 +248,13 @@ def waits(
         known = (w for w in before if _place(w) == _place(said) and w.waited_s <= said.waited_s)
         found.append(next(known, said))
     return tuple(found)
+
+
+def _unusual_s(state: LivenessState, policy: LivenessPolicy) -> float:
+    """Waits longer than this are worth a word."""
+    longest = sorted(state.silences.get(WAIT, ()))[-2:]
+    usual_s = FACTOR * (longest[0] if longest else 0.0)
+    return min(policy.hang_s, max(policy.settle_s, usual_s))
 
 
 def _place(wait: WaitRecord) -> tuple[int, int, int, int]:

@@ -68,6 +68,7 @@ class HangWatch:
 
     async def _others_say(self, plan: Plan) -> tuple[MemberRecord, ...]:
         """The records of the others, where what they say can matter."""
-        if self._neighbours.live or liveness.asks(self._state, self._policy, plan):
-            return await self._neighbours.refresh()
+        neighbours = self._neighbours
+        if neighbours.live or liveness.asks(self._state, self._policy, plan, neighbours.leader):
+            return await neighbours.refresh()
         return ()

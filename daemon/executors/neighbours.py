@@ -72,9 +72,14 @@ class Neighbours:
         view, node = self._view(), self._keys.node
         if self.records():
             return False
-        led_elsewhere = view.leader is not None and view.leader.value.decode() != node
         planned = () if view.plan is None or self._leads() else view.plan.members
-        return not led_elsewhere and all(m.key.node == node for m in planned)
+        return self.leader in ("", node) and all(m.key.node == node for m in planned)
+
+    @property
+    def leader(self) -> str:
+        """The node that leads; "" when none does."""
+        leader = self._view().leader
+        return "" if leader is None else leader.value.decode()
 
     @property
     def live(self) -> bool:
@@ -119,7 +124,7 @@ class Neighbours:
         if leader is None:
             return 0
         try:
-            item = await self._store.get(f"{self._keys.members}{leader.value.decode()}")
+            item = await self._store.get(f"{self._keys.members}{self.leader}")
         except StoreError:
             return 0
         there = None if item is None else decode(item, MemberRecord)

@@ -41,11 +41,12 @@ def measure(
     count, store = len(places), places[0].address
     agents = []
     try:
-        for place in places:
+        for number, place in enumerate(places):
             command = [
                 *(*place.launcher, sys.executable, "-m", "torch.distributed.run"),
                 *(f"--nnodes=1:{count}", "--nproc-per-node=1", "--max-restarts=5"),
                 *("--rdzv-backend=c10d", "--rdzv-id=bench", f"--rdzv-endpoint={store}:{_PORT}"),
+                f"--rdzv-conf=is_host={int(number == 0)}",
                 *(f"--local-addr={place.address}", peer.__file__, str(steps), str(LIFE_S), "gloo"),
             ]
             agents.append(processes.start(command, log, {"GLOO_SOCKET_IFNAME": place.interface}))

@@ -11,8 +11,10 @@ import pytest
 from rallypoint.daemon import cli
 from rallypoint.daemon.shared.rundir import RunDir
 from rallypoint.daemon.shared.slotpage import SlotPage
-from rallypoint.ops.bench import peer, report, sampling
+from rallypoint.ops.bench import network, noderecovery, nodereport, peer, report, sampling
 from rallypoint.ops.bench.job import JournalReader
+from rallypoint.ops.bench.nodepeer import PeerLoss
+from rallypoint.ops.bench.noderecovery import NodeLoss, NodeRun
 from rallypoint.ops.bench.peer import PeerKill
 from rallypoint.ops.bench.recovery import (
     PHASES,
@@ -22,6 +24,7 @@ from rallypoint.ops.bench.recovery import (
     phase_seconds,
 )
 from rallypoint.ops.bench.sampling import PageWatch, Sample
+from tests.fakes.etcd_server import system_binaries
 
 SETTINGS = {"workers": 2, "task": "pointmass", "seed": 1, "settings": []}
 
@@ -210,3 +213,69 @@ def test_real_kills_are_recovered_from(tmp_path: Path) -> None:
         assert one["back_s"] > one["seconds"]["total"]  # the replacement came, and came later
     assert document["kills"][0]["generation"] < document["kills"][1]["generation"]
     assert "2 of 2 kills recovered" in done.stdout
+
+
+# --- nodes -------------------------------------------------------------------------------------------
+
+
+def node_loss(drill: noderecovery.Drill, total_s: float | None) -> NodeLoss:
+    return NodeLoss(drill, 3.0, "n1", 1, total_s, 4, total_s is not None, 9.0)
+
+
+def test_a_document_of_nodes_has_a_case_for_each_drill_with_its_goal_and_ratio() -> None:
+    losses = (node_loss("killed", 0.2), node_loss("killed", 0.4), node_loss("silent", 3.5))
+    peers: dict[noderecovery.Drill, list[PeerLoss]] = {"killed": [PeerLoss(30.0)], "silent": []}
+    peers["silent"] = [PeerLoss(None)]
+    document = nodereport.document([NodeRun(losses)], peers, {**SETTINGS, "nodes": 3})
+    assert json.loads(json.dumps(document)) == document
+    killed, silent = document["cases"]
+    assert (killed["drill"], killed["goal_s"], killed["survivors_kept"]) == ("killed", 1.5, 2)
+    assert (silent["drill"], silent["goal_s"], silent["peer_not_back"]) == ("silent", 4.0, 1)
+    assert killed["ratio"] == pytest.approx(100.0)
+    text = nodereport.text(document)
+    assert "node silent, detect_s 3" in text
+    assert ">60.0" in text
+    assert "survivors kept their process in 3 of 3" in text
+
+
+def test_a_node_loss_without_recovery_is_named() -> None:
+    lost = NodeRun((node_loss("killed", None),), "no step within 60 s")
+    document = nodereport.document([lost], {}, {**SETTINGS, "nodes": 3})
+    assert document["cases"][0]["total"]["n"] == 0
+    assert "ended early: no step" in nodereport.text(document)
+    assert "needs network namespaces" in nodereport.text(document)
+    assert "NOT RECOVERED" in nodereport.loss_text(lost.losses[0])
+
+
+def test_two_nodes_are_too_few(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "recovery", "--nodes", "2"]) == 2
+    assert "at least 3 nodes" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+def test_real_nodes_are_lost_and_come_back(tmp_path: Path) -> None:
+    system_binaries()
+    output = tmp_path / "nodes.json"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "rallypoint.daemon.cli", "bench", "recovery", "--no-peer"),
+            *("--nodes", "3", "--kills", "1", "--detect-s", "2", "--task", "pointmass"),
+            *("--output", str(output), "--set", "ppo.hidden=[8]", "--set", "env.num_envs=16"),
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(output.read_text())
+    drills = list(noderecovery.DRILLS) if network.possible() else ["killed"]
+    assert [loss["drill"] for loss in document["losses"]] == drills
+    for loss in document["losses"]:
+        assert loss["survivors_kept"]
+        assert 0 < loss["total_s"] < loss["back_s"]
+    if "silent" in drills:
+        assert document["losses"][1]["total_s"] > 1.0, "nothing but the lease shows it"
+    assert "node killed, detect_s 2" in done.stdout

@@ -27,13 +27,18 @@ class OneNode:
     page: dict[str, Any] = field(default_factory=dict)
     changes: int = 0
     """How often its record changed for this."""
+    asked: int = 0
+    """How often it needed the records of the others."""
 
     def record(self) -> MemberRecord:
         return member(node_name=self.worker.node, waits=self.waits)
 
 
 class Cluster:
-    """Nodes with one worker each, which train in generation 3."""
+    """Nodes with one worker each, which train in generation 3. The leader knows the records of the others
+    at any time; the others read them when `liveness.asks`."""
+
+    leader = "a"
 
     def __init__(self, *workers: WorkerKey, present: Plan | None = None) -> None:
         self.now = 100.0
@@ -74,7 +79,9 @@ class Cluster:
         zero: dict[str, Any] = {"collected_env_steps": 0, "optimiser_steps": 0, "env_builds": 1}
         records = [node.record() for node in self.nodes.values()]
         for k, node in self.nodes.items():
-            others = [m for m in records if m.node != k.node]
+            asks = liveness.asks(node.state, POLICY, self.plan, self.leader)
+            node.asked += asks
+            others = [m for m in records if m.node != k.node and (asks or k.node == self.leader)]
             pages = {k: SlotCounters(**zero, **node.page)}
             node.state = liveness.observe(node.state, POLICY, pages, self.now, others)
             waits = liveness.waits(node.state, POLICY, (k,), node.waits)
@@ -153,11 +160,20 @@ def test_rule_09_all_inside_on_all_nodes_is_stuck_and_nobody_is_ended() -> None:
     nodes = Cluster(A, B, C).put("update", 8, A, B, C, inside=True)
     assert nodes.read(10) == {}
     verdicts = nodes.read(4)
-    assert set(verdicts) == {A, B, C}
+    assert set(verdicts) == {A}, "whoever leads says it, and that is enough"
     for verdict in verdicts.values():
         assert isinstance(verdict, Stuck)
         assert verdict.generation == 3
         assert "bound 10.0 s" in verdict.reason
+
+
+def test_rule_09_where_the_leader_has_no_worker_everybody_looks_whether_all_wait() -> None:
+    nodes = Cluster(A, B, C)
+    nodes.leader = "spare"
+    assert nodes.put("update", 8, A, B, C, inside=True).read(10) == {}
+    verdicts = nodes.read(4)
+    assert set(verdicts) == {A, B, C}
+    assert all(isinstance(verdict, Stuck) for verdict in verdicts.values())
 
 
 def test_rule_09_one_node_that_says_nothing_keeps_the_others_from_calling_it_stuck() -> None:
@@ -199,3 +215,17 @@ def test_rule_09_a_node_says_in_its_record_who_waits() -> None:
     assert node.state.member is not None
     assert node.state.member.waits == waits
     assert node.feed(ev.WaitsChanged(())).state.record().waits == ()
+
+
+def test_nobody_asks_for_the_records_of_others_while_all_get_on() -> None:
+    nodes = Cluster(A, B, C)
+    for collective in range(8, 30):
+        nodes.put("update", collective, A, B, C, inside=bool(collective % 2)).read(1)
+    assert [node.asked for node in nodes.nodes.values()] == [0, 0, 0]
+
+
+def test_only_the_node_of_the_silent_worker_asks_for_the_records_of_others() -> None:
+    nodes = Cluster(A, B, C).put("update", 8, A, C, inside=True)
+    assert hung(nodes.read(11)) == {B: [B]}
+    assert nodes.nodes[B].asked > 0
+    assert nodes.nodes[C].asked == 0, "it waits, and the leader looks whether all do"

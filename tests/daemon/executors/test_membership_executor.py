@@ -120,6 +120,60 @@ def test_the_first_node_leads_and_knows_the_newest_number() -> None:
     on_store(use)
 
 
+def test_only_the_leader_follows_the_records_of_others() -> None:
+    async def use(store: EmbeddedStore, clock: Clock) -> None:
+        first, second, third = [await joined(store, name) for name in ("local", "other", "third")]
+        for node, name in ((second, "other"), (third, "third")):
+            node.membership.set_member(record(name))
+        while len((await first.wait_for(events.MembersChanged)).members) < 2:
+            pass
+        await first.membership.publish(plan(4, A), 0)
+        for node in (second, third):
+            await node.wait_for(events.PlanSeen)
+            assert set(node.membership.view.members) <= {node.membership.view.keys.node}
+        neighbours = second.membership.neighbours
+        assert (neighbours.records(), neighbours.alone) == ((), False), "somebody else leads"
+        assert await neighbours.refresh() == neighbours.records() == (record("third"),)
+        assert first.membership.neighbours.live
+        assert first.membership.neighbours.records() == (record("other"), record("third"))
+
+    on_store(use)
+
+
+def test_who_is_elected_follows_all_records_from_then_on_and_no_longer_when_replaced() -> None:
+    async def use(store: EmbeddedStore, clock: Clock) -> None:
+        first, second = await _two_with_ports(store)
+        there = "/rallypoint/default/members/third"
+        await store.put(there, encode(record("third")))
+        first.membership.neighbours.close()
+        await second.membership.doubt_leader()
+        elected = await second.wait_for(events.LeaderElected)
+        assert [m.node for m in elected.members] == ["local", "other", "third"]
+        await first.wait_for(events.LeaderLost)
+        await store.put(there, encode(record("third", last_formed=9)))
+        changed = await second.wait_for(events.MembersChanged)
+        assert changed.members[-1] == record("third", last_formed=9)
+        assert set(first.membership.view.members) == {"local"}
+        second.membership.neighbours.close()
+
+    on_store(use)
+
+
+def test_many_changes_of_records_at_once_are_few_decisions() -> None:
+    async def use(store: EmbeddedStore, clock: Clock) -> None:
+        node = await joined(store)
+        await node.wait_for(events.LeaderElected)
+        names = [f"n{number:03d}" for number in range(200)]
+        for name in names:
+            await store.put(f"/rallypoint/default/members/{name}", encode(record(name)))
+        decisions = 1
+        while len((await node.wait_for(events.MembersChanged)).members) < len(names):
+            decisions += 1
+        assert decisions < len(names) / 4
+
+    on_store(use)
+
+
 def test_a_plan_is_written_only_over_the_one_it_replaces() -> None:
     async def use(store: EmbeddedStore, clock: Clock) -> None:
         node = await joined(store)
