@@ -166,8 +166,8 @@ class Membership:
         listing = await self._list(everything=lead > 0)
         await asyncio.sleep(self._relist_s / 60)  # what is on its way is not lost
         await self.neighbours.refresh()
-        if lead != self._lead:
-            return
+        if lead != self._lead or self._lead_changed.is_set():
+            return  # everything is being read anew
         rewritten = self._keys.member if self._stale else ""
         missed = [key for key in self.view.missed(listing) if key != rewritten]
         if missed:

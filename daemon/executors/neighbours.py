@@ -1,6 +1,8 @@
 """What a node shows to the others of its job, and what it sees of them."""
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import Callable
 from typing import Final
 
@@ -14,6 +16,7 @@ from rallypoint.daemon.shared.errors import ConfigError
 ASK_S: Final = 0.5
 """Bound of a question to the store that somebody waits for; and how often a node that drains looks
 whether all do."""
+_BACKLOG: Final = 1024
 
 
 class Neighbours:
@@ -37,7 +40,7 @@ class Neighbours:
         self._leads = leads
         self._bind = bind
         self._probe_s = probe_s
-        self._server: asyncio.Server | None = None
+        self._socket: socket.socket | None = None
         self._changed = asyncio.Event()
         self._read: tuple[MemberRecord, ...] = ()
         """The records of all other nodes, as they were read last."""
@@ -46,21 +49,32 @@ class Neighbours:
 
     async def open(self) -> None:
         """Listen on a free port. Raises `ConfigError` when that cannot be."""
-        if self._bind is None or self._server is not None:
+        if self._bind is None or self._socket is not None:
             return
+        family = socket.AF_INET6 if ":" in self._bind else socket.AF_INET
         try:
-            self._server = await asyncio.start_server(lambda _, w: w.close(), self._bind, 0)
+            self._socket = socket.create_server((self._bind, 0), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise ConfigError(
                 f"node.bind = {self._bind!r}: cannot listen there: {error.strerror}; give an address of "
                 "this node"
             ) from error
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = self._socket.getsockname()[1]
+        self._socket.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._socket, self._hang_up, self._socket)
 
     def close(self) -> None:
         """Stop listening."""
-        if self._server is not None:
-            self._server.close()
+        if self._socket is not None and self._socket.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+
+    def _hang_up(self, listening: socket.socket) -> None:
+        """Close whatever has connected. When a worker is lost, every node asks the leader at once: with a
+        transport for each, a thousand of them would hold its decisions up."""
+        with contextlib.suppress(OSError):  # nobody is left, or who asked has closed first
+            while True:
+                listening.accept()[0].close()
 
     def changed(self) -> None:
         """The view has changed."""
