@@ -63,6 +63,15 @@ class LeaseKeeper:
             await self.take()
             self._replaced()
 
+    async def give_back(self) -> None:
+        """End it, and with it our keys, at once."""
+        if self.newest is None:
+            return
+        try:
+            await self._store.revoke(self.newest)
+        except StoreError as error:
+            _log.warning("lease_not_revoked", reason=f"{error}; it runs out by itself")
+
     def require(self) -> Lease:
         """The newest one. Raises `StoreError` before `take`."""
         if self.newest is None:

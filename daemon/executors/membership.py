@@ -197,11 +197,7 @@ class Membership:
     async def leave(self) -> None:
         """Give up the lease: our keys go at once instead of after ``detect_s``."""
         self.neighbours.close()
-        if self._lease.newest is not None:
-            try:
-                await self._store.revoke(self._lease.newest)
-            except StoreError as error:
-                _log.warning("lease_not_revoked", reason=f"{error}; it runs out by itself")
+        await self._lease.give_back()
         await self._store.close()
 
     # --- writes ---------------------------------------------------------------------------------

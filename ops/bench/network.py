@@ -52,7 +52,7 @@ class Network:
     def __enter__(self) -> Self:
         try:
             self._make()
-        except BaseException:
+        except BaseException:  # whatever it was: nothing is left behind
             self._remove()
             raise
         return self
