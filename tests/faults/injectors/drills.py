@@ -15,8 +15,8 @@ from tests.faults.injectors.netns import NODES, NetNodes, drill
 
 TOGETHER_S = 0.05
 """Losses that are one change (DESIGN 4.4)."""
-DETECT_S = 2.0
-"""``detect_s`` of these jobs, the least that etcd grants."""
+DETECT_S = float(os.environ.get("DRILL_DETECT_S", "2"))
+"""``detect_s`` of these jobs; etcd grants no less than 2 s. For figures it may be another."""
 PULLED_S = 0.5
 """A cable is out this soon."""
 RENEWED_S = DETECT_S / 3
@@ -25,8 +25,10 @@ RECOVERY_S = 15.0
 """Bound from a fault to the next optimiser step, on a machine that does other things too: what it takes
 is printed."""
 
-PATIENT = ("--set", "membership.quarantine_after=50")
-"""Drills of one job may hit the same node again and again."""
+SETTINGS = (
+    *("--set", f"membership.detect_s={DETECT_S}"),
+    *("--set", "membership.quarantine_after=50"),  # drills of one job may hit a node again and again
+)
 
 
 class Drill:
@@ -185,7 +187,7 @@ def _until(what: Callable[[], bool], why: str) -> None:
 @contextmanager
 def drilled(base: Path, *options: str, names: Sequence[str] = NODES) -> Iterator[NetNodes]:
     """A job of three nodes for the drills of a module. It stops by agreement, and leaves nothing."""
-    with drill(base, *PATIENT, *options) as job:
+    with drill(base, *SETTINGS, *options) as job:
         job.start(*names)
         yield job
         if job.spoilt:
