@@ -114,6 +114,9 @@ class ProcessGroup:
         """
         with self._lock:
             self._generation = generation
+        # Torch names a group by a count of its own, does not take a failed try back, and looks for its
+        # peers under that name: members that failed a different number of times would never meet again.
+        c10d._world.group_count = 0
         before = open_sockets()
         hook = sys.excepthook  # every init wraps it once more and never unwinds
         try:

@@ -27,7 +27,10 @@ is printed."""
 
 SETTINGS = (
     *("--set", f"membership.detect_s={DETECT_S}"),
-    *("--set", "membership.quarantine_after=50"),  # drills of one job may hit a node again and again
+    *(
+        "--set",
+        "membership.quarantine_after=50",
+    ),  # drills of one job may hit a node again and again
 )
 
 

@@ -122,15 +122,22 @@ class Network:
         )
         return "LOWER_UP" in link[0]["flags"]
 
-    def lose(self, host: str, direction: Direction, percent: int = 100) -> None:
-        """From now on this share of the packets that a host gets, or sends, is dropped, at random."""
-        hook, side = {"in": ("input", "iifname"), "out": ("output", "oifname")}[direction]
+    def lose(
+        self, host: str, direction: Direction, percent: int = 100, peer: str | None = None
+    ) -> None:
+        """From now on this share of the packets that a host gets, or sends, is dropped, at random; only
+        of those from, or to, a peer where one is given."""
+        hook, side, end = {
+            "in": ("input", "iifname", "saddr"),
+            "out": ("output", "oifname", "daddr"),
+        }[direction]
+        peers = "" if peer is None else f" ip {end} {self.addresses[peer]}"
         random = "" if percent == 100 else f" numgen random mod 100 < {percent}"
         rules = (
             "add table inet drill",
             f"add chain inet drill {direction} {{ type filter hook {hook} priority 0; }}",
             f"add counter inet drill {direction}",
-            f"add rule inet drill {direction} {side} {INTERFACE}{random} counter name {direction} drop",
+            f"add rule inet drill {direction} {side} {INTERFACE}{peers}{random} counter name {direction} drop",
         )
         for rule in rules:
             self._nft(host, *rule.split(" "))

@@ -83,6 +83,25 @@ def test_what_a_node_gets_or_sends_is_lost_but_not_both(
         drill.whole(victim)
 
 
+def test_two_nodes_that_lost_each_other_alone_train_when_the_path_is_mended(job: NetNodes) -> None:
+    with Drill(job) as drill:
+        leader = job.leader()
+        first, second = drill.rest(leader)
+        for direction in ("in", "out"):
+            job.network.lose(first, direction, peer=second)
+        node = job[leader]
+        node.wait_until(
+            lambda: [
+                line
+                for line in node.logged("generation_published")
+                if line["published"] > drill.generation + 3
+            ],
+            lambda: "generations that do not form",
+        )
+        assert min(job.network.keep(first).values()) > 0
+        drill.whole()
+
+
 def test_a_fifth_of_the_packets_is_lost_and_training_goes_on(job: NetNodes) -> None:
     with Drill(job) as drill:
         victim = job.follower()
