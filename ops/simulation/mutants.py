@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rallypoint.daemon.core import changes, permission, planning
+from rallypoint.daemon.core import changes, leader, permission, planning
 from rallypoint.daemon.core.frozen import replace
 from rallypoint.daemon.core.nodestate import NodeState
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
@@ -119,6 +119,66 @@ def _join_early(next_change: Wrapped) -> Wrapped:
     return make
 
 
+def _asks_nobody_else(start: Wrapped) -> Wrapped:
+    def make(*args: Any) -> changes.Due:
+        due: changes.Due = start(*args)
+        if isinstance(due, planning.Draft):
+            return replace(due, ask=tuple(w.key for w in due.newcomers))
+        return due
+
+    return make
+
+
+def _first_ready(choose: Wrapped) -> Wrapped:
+    def make(state: Any, ready: tuple[planning.Worker, ...], job: Any) -> Any:
+        return ready[: len(choose(state, ready, job))]
+
+    return make
+
+
+def _nothing(rule: Wrapped) -> Wrapped:
+    return lambda *args, **kwargs: None
+
+
+def _never(rule: Wrapped) -> Wrapped:
+    return lambda *args, **kwargs: False
+
+
+def _no_difference(differences: Wrapped) -> Wrapped:
+    return lambda *args, **kwargs: []
+
+
+def _any_checkpoint(no_checkpoint: Wrapped) -> Wrapped:
+    def make(state: Any, ready: Any, job: Any, now: float) -> Any:
+        if changes._readable(state, ready, job) is not None:
+            return None
+        return no_checkpoint(state, ready, job, now)
+
+    return make
+
+
+def _nobody_given_up(judge_absent: Wrapped) -> Wrapped:
+    def make(state: Any, job: Any, answers: Any, now: float) -> Any:
+        return judge_absent(state, job, replace(answers, asked=answers.answering), now)
+
+    return make
+
+
+def _no_time_after_election(survey: Wrapped) -> Wrapped:
+    return lambda *args, **kwargs: survey(*args, **{**kwargs, "elected": False})
+
+
+def _anybody_may_enter(may_enter: Wrapped) -> Wrapped:
+    return lambda worker: True
+
+
+def _unwitnessed(judge_absent: Wrapped) -> Wrapped:
+    def make(state: Any, *rest: Any) -> Any:
+        return judge_absent(replace(state, witness_generation=0), *rest)
+
+    return make
+
+
 MUTANTS: Final[dict[str, tuple[Any, str, Make]]] = {
     # rule 1
     "number_used_again": (planning, "next_generation", _same_number),
@@ -142,5 +202,18 @@ MUTANTS: Final[dict[str, tuple[Any, str, Make]]] = {
         _view(lambda view: replace(view, all_formed=view.all_formed or view.begun)),
     ),
     "no_commit_first": (planning, "build_plan", _plan(commit_first=False)),
+    "restore_asks_nobody": (changes, "_start", _asks_nobody_else),
+    "members_may_train_is_ignored": (changes, "_may_train", _never),
+    "left_out_is_forgotten": (planning, "build_plan", _plan(left_out=())),
+    # rule 11
+    "holder_is_not_chosen": (changes, "_choose", _first_ready),
+    "holder_is_not_awaited": (changes, "_no_checkpoint", _any_checkpoint),
+    "starts_from_scratch": (changes, "_no_checkpoint", _nothing),
+    "checkpoint_is_not_recorded": (leader, "_record", lambda _: lambda state, job, now: (state, ())),
+    # several nodes
+    "absent_are_never_lost": (leader, "_judge_absent", _nobody_given_up),
+    "new_leader_gives_no_time": (planning, "survey", _no_time_after_election),
+    "witness_is_ignored": (leader, "_judge_absent", _unwitnessed),
+    "anybody_may_enter": (planning, "_may_enter", _anybody_may_enter),
 }
 """Name -> (where, attribute, what it becomes)."""
