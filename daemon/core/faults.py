@@ -11,10 +11,11 @@ Place = tuple[str, int]
 def program_error(members: Sequence[MemberRecord], plan: Plan | None) -> str | None:
     """Why the job fails, with the one traceback; None while nothing proves a program error.
 
-    The same exception at the same iteration must have come from every member of the present plan (in
-    the very life that the plan lists) or, while no worker gets past its warm-up, from every slot.
-    Earlier generations count through the slots whose newest fault it is: members that raised it in
-    turn, each over the redo of the iteration. A single slot must have raised it twice in a row.
+    The same exception at the same iteration must have come from the slot of every member of the present
+    plan, from one of them in the very life that the plan lists, or, while no worker gets past its
+    warm-up, from every slot. Slots may have raised it in turn, each over the redo of the iteration, and in
+    earlier lives: a slot's fault is forgotten when it gets past that iteration. A single slot must have
+    raised it twice in a row.
     "Connection closed" is no exception of the program: workers report it as a broken generation.
     """
     faults = {(m.node, s.slot): s.fault for m in members for s in m.slots if s.fault is not None}
@@ -46,13 +47,11 @@ def _ran_together(
 ) -> list[Place]:
     """The slots whose workers ran what failed, if each of them has a fault; else nothing."""
     if plan is not None:
-        keys = [member.key for member in plan.members]
-        if all(
-            (fault := faults.get((key.node, key.slot))) is not None
-            and fault.incarnation == key.incarnation
-            for key in keys
-        ):
-            return [(key.node, key.slot) for key in keys]
+        lives = {(m.key.node, m.key.slot): m.key.incarnation for m in plan.members}
+        raised = [place for place in lives if place in faults]
+        now = any(faults[place].incarnation == lives[place] for place in raised)
+        if now and len(raised) == len(lives):
+            return raised
     slots = [(m.node, slot) for m in members for slot in m.slots]
     early = all(
         slot.fault is not None

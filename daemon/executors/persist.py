@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rallypoint.daemon.core.joining import joining_refusal
+from rallypoint.daemon.core.joining import ends_now, joining_refusal
 from rallypoint.daemon.core.records import JobRecord, MemberRecord
 from rallypoint.daemon.executors.files import write_atomically
 from rallypoint.daemon.shared import configload
@@ -196,7 +196,7 @@ def admit(
             f"job {name!r} runs with other values ({differences_in_words(stored.values, values)}; nodes: {names}), and "
             "they hold for all of its nodes; give the same ones, or stop the job and start all nodes anew"
         )
-    if is_finished(stored, config):
+    if is_finished(stored, config) or ends_now(stored, others):
         return stored
     return resumed(stored, stored.versions if others else versions, values)
 

@@ -1,11 +1,13 @@
 """What must hold after every step, whatever happens. Each check knows the truth that no node can see."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rallypoint.daemon.core.records import JobRecord
-from rallypoint.daemon.shared.plan import Plan
+from rallypoint.daemon.shared.plan import Plan, WorkerKey
+from rallypoint.ops.simulation.endings import TRACEBACK
 from rallypoint.ops.simulation.errors import Violation
+from rallypoint.ops.simulation.scenario import HOLDER_WAIT_S
 from rallypoint.trainer.elastic.protocol import Decision
 
 if TYPE_CHECKING:
@@ -23,8 +25,9 @@ class Checks:
         self.plans: dict[int, Plan] = {}
         self.formed = 0
         self.commits = 0
-        self._progress = False
-        """The job's record says that something has been trained."""
+        self.job = JobRecord("", "", {})
+        self._left: set[str] = set()
+        """Why workers have left by agreement."""
         self._truth: dict[int, dict[int, Snapshot]] = {}
         """Branch -> iteration -> what was committed."""
         self._started: dict[int, Snapshot] = {}
@@ -36,6 +39,8 @@ class Checks:
 
     def published(self, plan: Plan) -> None:
         """A plan was written."""
+        if self.ended:
+            raise Violation("after_end", f"{self.job.state}: {self.job.reason}; then {plan}")
         newest = max(self.plans, default=0)
         if plan.generation <= newest:
             raise Violation("one_plan", f"generation {plan.generation} after {newest}: {plan}")
@@ -90,6 +95,25 @@ class Checks:
         if self._trains_in_sight():
             text = f"generation {plan.generation} restores while {self.formed} trains"
             raise Violation("restore_over_training", text)
+        self._check_survivors(plan)
+
+    def _check_survivors(self, plan: Plan) -> None:
+        """Nor while somebody lives who has the newest formed state, and could be asked: for a while."""
+        cluster = self._cluster
+        group, leader, now = cluster.groups.get(self.formed), cluster.leader(), cluster.clock.now
+        if group is None or leader is None:
+            return
+        since_s = group.progress_s if group.broken_s is None else group.broken_s
+        steady = now - cluster.linked_since_s > 2.0 + 2 * cluster.scenario.message_s
+        if not steady or now - since_s > HOLDER_WAIT_S:
+            return
+        holders = [w for w in cluster.living() if w.last_formed >= max(1, self.formed)]
+        there = [w.key for w in holders if cluster.linked(leader, w.node)]
+        if there:
+            text = (
+                f"generation {plan.generation} restores while {there} have generation {self.formed}"
+            )
+            raise Violation("restore_over_survivor", text)
 
     def _check_need(self, plan: Plan) -> None:
         """Silence of a supervisor is no reason for a change while its workers take part."""
@@ -152,17 +176,60 @@ class Checks:
             ]
             if unformed:
                 raise Violation("mark", f"{job.formed} is marked, but {unformed} did not form it")
-        self.formed = job.formed
-        self._progress = job.iteration > 0 or job.checkpoint is not None
+        if self.ended and (job.state, job.reason) != (self.job.state, self.job.reason):
+            text = f"{self.job.state} ({self.job.reason}), then {job.state} ({job.reason})"
+            raise Violation("ends_once", text)
+        self.formed, self.job = job.formed, job
 
-    def job_ended(self, state: str, reason: str) -> None:
-        """The leader ends the job: nothing in a simulation is a reason to."""
-        raise Violation("job_ended", f"{state}: {reason}")
+    @property
+    def ended(self) -> bool:
+        """The job's record says that it has ended."""
+        return self.job.state in ("finished", "failed")
 
-    def exited(self, node: "Node") -> None:
-        """A supervisor left: only a drain may do that."""
-        if not node.state.drain_cause:
-            raise Violation("job_ended", f"{node.name} left although nobody drained it")
+    @property
+    def _progress(self) -> bool:
+        """The job's record says that something has been trained."""
+        return self.job.iteration > 0 or self.job.checkpoint is not None
+
+    # --- the end ------------------------------------------------------------------------------------
+
+    def agreed(self, worker: "Worker", reason: Literal["finished", "stopped"]) -> None:
+        """A worker leaves because all agreed that the job is over."""
+        scenario = self._cluster.scenario
+        done = worker.state.iteration == scenario.last_iteration
+        if scenario.end != reason or done != (reason == "finished"):
+            text = f"{worker.key} has {reason} at {worker.state}, but the job: {scenario.end}"
+            raise Violation("job_ended", text)
+        self._left.add(reason)
+
+    def job_ends(self, state: str, reason: str) -> None:
+        """The leader ends the job: only if all have left by agreement, or the program has an error."""
+        broken = self._cluster.scenario.end == "failed"
+        if state == "failed" and broken and reason.count(TRACEBACK) == 1:
+            return
+        if state != "finished" or not self._left:
+            raise Violation("job_ended", f"{state}: {reason}")
+
+    def spawned(self, node: "Node", key: WorkerKey) -> None:
+        """A worker is started: not by a node that knows that the job is over."""
+        if node.state.ending is not None or (self.ended and node.view_job == self.job):
+            raise Violation("after_end", f"{key} is started")
+
+    def exited(self, node: "Node", code: int, reason: str) -> None:
+        """A supervisor left: because it was drained or stopped, or the job is over."""
+        failed, ending = self.job.state == "failed", node.state.ending
+        asked = node.state.drain_cause or node.asked_to_stop
+        if not (asked or self.ended or (ending is not None and ending.awaits_job)):
+            raise Violation("job_ended", f"{node.name} left: {reason}")
+        expected = {0, 75} if asked else {0}
+        if code not in (expected | {1} if failed else expected):
+            raise Violation("exit_code", f"{node.name} exits with {code}: {reason}")
+        if code == 1 and reason != self.job.reason:
+            raise Violation("exit_code", f"{node.name} says {reason}, the job {self.job.reason}")
+
+    def late_exit(self, node: "Node") -> None:
+        """A node is still there past the deadline that it was given."""
+        raise Violation("deadline", f"{node.name} has not left in time")
 
     # --- states ------------------------------------------------------------------------------------
 

@@ -100,6 +100,7 @@ class Cluster:
 
     def spawn(self, node: Node, key: WorkerKey) -> None:
         """Start the process of a slot's next life."""
+        self.checks.spawned(node, key)
         worker = self.workers[key] = Worker(self, node, key)
         mine = [w for w in self._by_node[node.index] if not w.reaped]
         self._by_node[node.index] = [*mine, worker]
@@ -155,7 +156,7 @@ class Cluster:
         else:
             self.report_end(worker, "died before it was adopted")
 
-    def exited(self, node: Node) -> None:
+    def exited(self, node: Node, code: int, reason: str) -> None:
         """A supervisor ends in good order: it gives up its lease, and its workers are gone."""
         if node.lease is not None and self.etcd.reaches(node.index):
             self.etcd.keys.revoke(node.lease)
@@ -163,7 +164,7 @@ class Cluster:
         for worker in self.workers_of(node):
             self.end(worker, "its node ends")
         node.stop()
-        self.checks.exited(node)
+        self.checks.exited(node, code, reason)
 
     def workers_of(self, node: Node) -> list[Worker]:
         """Processes of a node that it does not know to be gone."""
@@ -185,6 +186,11 @@ class Cluster:
     def readable(self, node: Node) -> Checkpoint | None:
         """The newest checkpoint that workers of this node can read."""
         return self.checkpoints.readable(node)
+
+    def leader(self) -> Node | None:
+        """Whoever is in the leader's key."""
+        item = self.etcd.keys.get(keys.LEADER)
+        return None if item is None else self.nodes[int(item.value.decode()[1:])]
 
     def witness(self, members: Sequence[Worker]) -> None:
         """Collectives of a generation end: leaders that have a member see it."""

@@ -34,7 +34,9 @@ def conclude(group: "Group") -> None:
         victim = next((w for w in members if w.key in group.cluster.dies_in_commit), None)
         if victim is not None:
             group.cluster.dies_in_commit.discard(victim.key)
-            members = [w for w in members if w is not victim and group.cluster.choose.random() < 0.5]
+            members = [
+                w for w in members if w is not victim and group.cluster.choose.random() < 0.5
+            ]
         for worker in members:
             leave_agreed(group, worker, "finished" if finished else "stopped")
         if victim is not None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from rallypoint.daemon.core import events as ev
+from rallypoint.ops.simulation import endings
 from rallypoint.ops.simulation.cluster import Cluster
 from rallypoint.ops.simulation.node import Node
 from rallypoint.ops.simulation.scenario import FAULTS
@@ -18,6 +19,7 @@ class Faults:
         self._choose = cluster.choose
         self._part = 0
         self._over = False
+        self._odd = 0
         self.done: dict[str, int] = {}
         self.gone: set[int] = set()
         """Nodes that do not come back."""
@@ -92,6 +94,15 @@ class Faults:
             self._cluster.dies_in_forming.add(worker.key)
         return worker is not None
 
+    def worker_raises(self) -> bool:
+        """An exception in one worker only: no error of the program, whatever it looks like there."""
+        worker = self._worker()
+        if worker is None or worker.stopped or not worker.connected:
+            return False
+        self._odd += 1
+        endings.fault(worker, worker.state.iteration + 1, f"odd error {self._odd}", "Traceback")
+        return True
+
     def worker_stopped(self) -> bool:
         """SIGSTOP of a worker, for a time or until it is ended for a hang."""
         worker = self._worker()
@@ -115,11 +126,14 @@ class Faults:
         node = self._node()
         if node is None:
             return False
+        self._kill(node)
+        self._start_soon(node, self._choose.choice([2.0, 15.0]))
+        return True
+
+    def _kill(self, node: Node) -> None:
         node.stop()
         for worker in self._cluster.workers_of(node):
             self._cluster.end(worker, "SIGKILL with its node")
-        self._start_soon(node, self._choose.choice([2.0, 15.0]))
-        return True
 
     def machine_lost(self) -> bool:
         """No power: nothing answers, and no connection is closed."""
@@ -136,6 +150,31 @@ class Faults:
         for worker in self._cluster.workers_of(node):
             self._cluster.end(worker, "no power", silent=True)
 
+    def all_nodes_lost(self) -> bool:
+        """All at once, some without power; they come back one after the other."""
+        up = [node for node in self._cluster.nodes if node.up]
+        within_s = self._choose.choice([3.0, 25.0, 45.0])
+        for node in up:
+            if self._choose.random() < 0.5:
+                self._lose_machine(node)
+            else:
+                self._kill(node)
+            self._start_soon(node, within_s)
+        return bool(up)
+
+    def all_supervisors_killed(self) -> bool:
+        """All supervisors at once, or within some seconds; their workers train on."""
+        up = [node for node in self._cluster.nodes if node.up]
+        within_s = self._choose.choice([0.0, 6.0])
+        for node in up:
+
+            def kill(node: Node = node) -> None:
+                node.stop()
+                self._start_soon(node, 4.0)
+
+            self._later(self._choose.uniform(0.0, within_s), kill)
+        return bool(up)
+
     def node_drained(self) -> bool:
         """The operator drains a node, and starts it again later."""
         node = self._node()
@@ -146,6 +185,10 @@ class Faults:
             node.decide(ev.DrainRequested(deadline_s))
         else:
             node.decide(ev.NoticeReceived(self._cluster.clock.now + deadline_s, "simulated"))
+        if deadline_s is not None:
+            checks, life = self._cluster.checks, node.life
+            late = lambda: checks.late_exit(node) if node.up and node.life == life else None
+            self._cluster.clock.after(deadline_s, late)
         self._watch_drain(node)
         return True
 
@@ -192,6 +235,31 @@ class Faults:
         seconds = self._choose.choice([1.0, 7.0, 25.0])
         self._later(seconds, lambda: self._joined_again(*away))
         return bool(away)
+
+    def group_cut_off(self) -> bool:
+        """All nodes of the newest formed generation reach neither etcd nor the rest, some of them losing a
+        worker or their supervisors; the data plane comes back first."""
+        cluster, choose = self._cluster, self._choose
+        plan = cluster.checks.plans.get(cluster.checks.formed)
+        away = [n for n in cluster.nodes if plan is not None and plan.lists(n.name)]
+        if not away or len(away) == len(cluster.nodes):
+            return False
+        self._part += 1
+        if choose.random() < 0.6:
+            cluster.parts.update(dict.fromkeys((n.index for n in away), self._part))
+        cluster.etcd.cut.update(node.index for node in away)
+        victims = [w for n in away for w in cluster.workers_of(n) if w.alive]
+        if victims and choose.random() < 0.5:
+            victim = choose.choice(victims)
+            self._later(choose.uniform(0.0, 9.0), lambda: cluster.end(victim, "SIGKILL"))
+        self._later(choose.choice([2.0, 8.0]), lambda: self._link_again(*away))
+        self._later(choose.choice([9.0, 20.0, 35.0]), lambda: self._reach_etcd_again(*away))
+        return True
+
+    def _link_again(self, *nodes: Node) -> None:
+        for node in nodes:
+            self._cluster.parts.pop(node.index, None)
+        self._cluster.network_changed()
 
     def _joined_again(self, *nodes: Node) -> None:
         for node in nodes:
@@ -260,6 +328,14 @@ class Faults:
                 node.start()
 
         self._cluster.clock.after(self._choose.uniform(0.2, within_s), start)
+
+    def stop_job(self) -> None:
+        """The operator stops the job, on some node."""
+        node = self._node()
+        if node is not None and node.state.started:
+            self._cluster.log(f"the operator stops the job on {node.name}")
+            node.asked_to_stop = True
+            node.decide(ev.StopRequested("the operator"))
 
     def _node(self) -> Node | None:
         up = [node for node in self._cluster.nodes if node.up]

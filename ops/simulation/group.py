@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from rallypoint.daemon.core import events as ev
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
+from rallypoint.ops.simulation import endings
 from rallypoint.ops.simulation.errors import Violation
 from rallypoint.ops.simulation.scenario import HANG_S
 from rallypoint.ops.simulation.worker import Snapshot, Worker
@@ -39,6 +40,8 @@ class Group:
         self._saved_hold = False
         self.progress_s = cluster.clock.now
         """When anything moved last."""
+        self.broken_s: float | None = None
+        """When the first member left it that had formed it."""
         self.last_iteration_s = 0.0
         """When an iteration ended last."""
         cluster.clock.after(HANG_S, self._watch)
@@ -64,6 +67,8 @@ class Group:
         self.cluster.log(f"{worker.key} leaves generation {self.plan.generation}: {why}")
         worker.group, worker.phase = None, "idle"
         worker.idle_since_s = self.cluster.clock.now
+        if self.broken_s is None and self.formed:
+            self.broken_s = self.cluster.clock.now
         self._warned.discard(worker.key)
         if silent or len(self._warned) == len(self.here):
             return
@@ -107,6 +112,10 @@ class Group:
             if not self._iterating and self.whole:
                 self._iterating = True
                 clock.after(choose.uniform(0.01, 0.1), self._commit_first)
+        elif endings.is_due(self):
+            if not self._iterating and self._marked and self.whole:
+                self._iterating = True
+                clock.after(choose.uniform(0.01, 0.1), self._conclude)
         elif self.plan.hold:
             self._hold()
         elif not self._iterating and self._marked and self.whole:
@@ -166,7 +175,7 @@ class Group:
         if worker.group is not self or not worker.alive or worker.stopped:
             return
         self.progress_s = self.cluster.clock.now
-        worker.state, worker.held = state, None
+        worker.commit(state, stop=worker.held == state and worker.held_stop)
         worker.last_formed, worker.formed_iteration = self.plan.generation, state.iteration
         self.formed.add(worker.key)
         self.cluster.log(f"{worker.key} has formed generation {self.plan.generation} at {state}")
@@ -181,7 +190,7 @@ class Group:
         if self.covered:
             self.go_on()
         elif self.whole:
-            self.cluster.checkpoints.save(self._rank0(), self, self._is_covered)
+            self.cluster.checkpoints.save(self.rank0, self, self._is_covered)
 
     def _is_covered(self, saved: bool) -> None:
         if saved:
@@ -191,14 +200,24 @@ class Group:
         else:
             self.cluster.clock.after(0.5, self.go_on)
 
+    def _conclude(self) -> None:
+        """The last thing that all members do together."""
+        self._iterating = False
+        if self.whole and endings.is_due(self):
+            self.progress_s = self.cluster.clock.now
+            endings.conclude(self)
+
     def _hold(self) -> None:
         saves, leaves = not self._saved_hold and self._marked, self._superseded
-        if not (saves or leaves) or not self.whole:
+        stopping = [w for w in self.here.values() if w.stop_asked] if self._saved_hold else []
+        if not (saves or leaves or stopping) or not self.whole:
             return
         if saves:
             self._saved_hold = True
-            self.cluster.checkpoints.save(self._rank0(), self, lambda saved: None)
-        if leaves:
+            self.cluster.checkpoints.save(self.rank0, self, lambda saved: self.go_on())
+        for worker in stopping:  # all are at the same safe point: nothing is to be agreed on
+            endings.leave_agreed(self, worker, "stopped")
+        if leaves and not stopping:
             self._leave_together()
 
     def _iterate(self) -> None:
@@ -211,34 +230,40 @@ class Group:
         rolls = tuple((w.key.slot, w.key.incarnation, w.node.index) for w in members)
         digest = hash((before.digest, before.iteration, rolls))
         result = Snapshot(before.iteration + 1, digest, before.branch)
+        if result.iteration == self.cluster.scenario.failing_iteration:
+            endings.raise_error(self, result.iteration)
+            return
+        stop = any(w.stop_asked for w in members)
         self.progress_s = self.last_iteration_s = self.cluster.clock.now
         victim = next((w for w in members if w.key in self.cluster.dies_in_commit), None)
         if victim is not None:
-            self._die_in_commit(members, victim, result)
+            self._die_in_commit(members, victim, result, stop)
             return
         for worker in members:
-            worker.state, worker.held = result, None
+            worker.commit(result, stop=stop)
             worker.say_committed()
         self._committed(members[0], result)
         self.cluster.witness(members)
         every = self.cluster.scenario.checkpoint_every
         if result.iteration % every == 0:
             self.cluster.checkpoints.save(members[0], self, lambda saved: None)
-        if self._superseded:
+        if self._superseded and not stop:
             self._leave_together()
         else:
             self.go_on()
 
-    def _die_in_commit(self, members: Sequence[Worker], victim: Worker, result: Snapshot) -> None:
+    def _die_in_commit(
+        self, members: Sequence[Worker], victim: Worker, result: Snapshot, stop: bool
+    ) -> None:
         """One dies between the last collective and the barrier after it, or in that."""
         choose = self.cluster.choose
         self.cluster.dies_in_commit.discard(victim.key)
         all_prepared = choose.random() < 0.6
         for worker in members:
             if all_prepared or choose.random() < 0.5:
-                worker.held = result
+                worker.held, worker.held_stop = result, stop
             if all_prepared and choose.random() < 0.4:
-                worker.state, worker.held = result, None
+                worker.commit(result, stop=stop)
                 worker.say_committed()
                 self._committed(worker, result)
         self.cluster.log(f"{victim.key} dies in the commit of {result}")
@@ -256,7 +281,9 @@ class Group:
         for worker in members:
             worker.enter()
 
-    def _rank0(self) -> Worker:
+    @property
+    def rank0(self) -> Worker:
+        """The member that writes checkpoints."""
         return self.here[self.plan.rank0.key]
 
     # --- hangs -------------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ class Leading:
             case act.RecordCheckpoint(checkpoint=checkpoint):
                 self._write_job(lambda job: _with_checkpoint(job, checkpoint))
             case act.SetJobState(state=state, reason=reason):
-                node.cluster.checks.job_ended(state, reason)
+                node.cluster.checks.job_ends(state, reason)
                 self._write_job(
                     lambda job: msgspec.structs.replace(job, state=state, reason=reason)
                 )

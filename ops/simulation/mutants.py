@@ -209,7 +209,11 @@ MUTANTS: Final[dict[str, tuple[Any, str, Make]]] = {
     "holder_is_not_chosen": (changes, "_choose", _first_ready),
     "holder_is_not_awaited": (changes, "_no_checkpoint", _any_checkpoint),
     "starts_from_scratch": (changes, "_no_checkpoint", _nothing),
-    "checkpoint_is_not_recorded": (leader, "_record", lambda _: lambda state, job, now: (state, ())),
+    "checkpoint_is_not_recorded": (
+        leader,
+        "_record",
+        lambda _: lambda state, job, now: (state, ()),
+    ),
     # several nodes
     "absent_are_never_lost": (leader, "_judge_absent", _nobody_given_up),
     "new_leader_gives_no_time": (planning, "survey", _no_time_after_election),

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from rallypoint.daemon.core import actions as act
 from rallypoint.daemon.core import events as ev
+from rallypoint.daemon.core import joining
 from rallypoint.daemon.core import node as decisions
 from rallypoint.daemon.core.nodestate import NodeState
 from rallypoint.daemon.core.records import JobRecord, MemberRecord
@@ -45,6 +48,8 @@ class Node:
         """When the machine was lost last."""
         self.life = 0
         self.joined_s = 0.0
+        self.asked_to_stop = False
+        """The operator has asked this life of the supervisor to stop the job."""
         self.newest_used = 0
         """Newest generation number that this node has made durable as a leader."""
         self.incarnations = 0
@@ -68,7 +73,7 @@ class Node:
         """A new life of the supervisor; it adopts or ends what the one before left."""
         scenario = self.cluster.scenario
         self.life += 1
-        self.up, self.machine = True, True
+        self.up, self.machine, self.asked_to_stop = True, True, False
         self.lease = self._record = self._written = self._timer_s = None
         self._writing = self._pulling = False
         self._revision = 0
@@ -116,18 +121,33 @@ class Node:
     def _join(self, adopted: "tuple[Worker, ...]") -> None:
         sent_s = self.cluster.clock.now
 
-        def ask(keyspace: Keyspace, now: float) -> tuple[Lease, Listing]:
+        def ask(keyspace: Keyspace, now: float) -> tuple[Lease, Listing, bool]:
             lease = keyspace.grant(DETECT_S, now)
             keyspace.compare_and_swap({keys.JOB: keys.encode(keys.FIRST_JOB)}, {keys.JOB: 0})
-            return lease, keyspace.list(keys.PREFIX)
+            enters = self._enter(keyspace)
+            return lease, keyspace.list(keys.PREFIX), enters
 
-        def answer(result: tuple[Lease, Listing] | LeaseExpiredError | None) -> None:
-            if isinstance(result, tuple):
-                self._joined(adopted, *result, sent_s)
+        def answer(result: tuple[Lease, Listing, bool] | LeaseExpiredError | None) -> None:
+            if isinstance(result, tuple) and result[2]:
+                self._joined(adopted, result[0], result[1], sent_s)
+            elif isinstance(result, tuple):
+                self.stop()
             else:
                 self.later(RETRY_S, lambda: self._join(adopted))
 
         self.request(ask, answer)
+
+    def _enter(self, keyspace: Keyspace) -> bool:
+        """What a supervisor that starts makes of a job that has ended. False: nobody is left of it, and to
+        begin it again is not what the operator of this simulation wants."""
+        item, members = keyspace.get(keys.JOB), keyspace.list(keys.MEMBERS).items
+        others = tuple(keys.member_of(m) for m in members if m.key != keys.MEMBERS + self.name)
+        if item is None or (job := keys.job_of(item)).state == "running":
+            return True
+        if others and not joining.ends_now(job, others):
+            runs = msgspec.structs.replace(job, state="running", reason="")
+            keyspace.compare_and_swap({keys.JOB: keys.encode(runs)}, {keys.JOB: item.mod_revision})
+        return bool(others)
 
     def _joined(
         self, adopted: "tuple[Worker, ...]", lease: Lease, listing: Listing, sent_s: float
@@ -282,11 +302,15 @@ class Node:
                 cluster.tell(self, key, lambda worker: worker.hear(plan))
             case act.SendFormedMark(key=key, generation=generation):
                 cluster.tell(self, key, lambda worker: worker.hear_mark(generation))
+            case act.SendStop(key=key):
+                cluster.tell(self, key, lambda worker: worker.hear_stop())
+            case act.SendCheckpoint(key=key):
+                cluster.tell(self, key, lambda worker: worker.hear_commit())
             case act.SendLeave(key=key, reason=reason):
                 cluster.tell(self, key, lambda worker: worker.leave(reason))
             case act.ExitSupervisor(code=code, reason=reason):
                 cluster.log(f"{self.name} exits with {code}: {reason}")
-                cluster.exited(self)
+                cluster.exited(self, code, reason)
             case _:
                 if isinstance(order, act.Explain) and cluster.trace is not None:
                     cluster.log(f"{self.name} {order.event}: {order.reason}")

@@ -15,6 +15,7 @@ from rallypoint.ops.simulation.scenario import FAULTS, draw
 
 QUIET_S = 150.0
 """Once nothing goes wrong any more, the job must train within this time."""
+_STOP_AGAIN_S = 20.0
 TWICE_EVERY = 10
 """Every tenth seed is run a second time and must come to the very same end."""
 
@@ -102,6 +103,8 @@ def _play(cluster: Cluster, faults: Faults) -> None:
     if cluster.choose.random() < 0.7:
         clock.run_until(clock.now + 10.0)
     faults.begin()
+    if scenario.end == "stopped":
+        _stop_at_random(cluster, faults)
     clock.run_until(clock.now + scenario.faulty_s)
     faults.mend()
     end_s = clock.now + QUIET_S
@@ -111,6 +114,17 @@ def _play(cluster: Cluster, faults: Faults) -> None:
         if since.settled(faults):
             return
     raise Violation("liveness", since.why(faults))
+
+
+def _stop_at_random(cluster: Cluster, faults: Faults) -> None:
+    """The operator stops the job while things go wrong, and again if that had no effect."""
+
+    def stop() -> None:
+        if not cluster.checks.ended:
+            faults.stop_job()
+            cluster.clock.after(_STOP_AGAIN_S, stop)
+
+    cluster.clock.after(cluster.choose.uniform(5.0, cluster.scenario.faulty_s), stop)
 
 
 class _Since:
@@ -124,15 +138,27 @@ class _Since:
     def settled(self, faults: Faults) -> bool:
         """Whether the newest plan lists who it should, and iterations are committed in it."""
         cluster = self._cluster
+        if self.over():
+            return True
         if self.why(faults) or cluster.newest_generation != self._generation:
             self._generation, self._commits = cluster.newest_generation, cluster.checks.commits
             return False
         plan = cluster.checks.plans[cluster.newest_generation]
         return plan.hold or cluster.checks.commits >= self._commits + 2
 
+    def over(self) -> bool:
+        """Whether the job has ended, or was stopped on every node, and nothing of it is left."""
+        cluster = self._cluster
+        stopped = cluster.scenario.end == "stopped" and all(n.asked_to_stop for n in cluster.nodes)
+        nothing = not any(n.up for n in cluster.nodes) and not cluster.living()
+        return (cluster.checks.ended or stopped) and nothing
+
     def why(self, faults: Faults) -> str:
         """What is missing; "" when nothing is, but for time."""
         cluster, checks = self._cluster, self._cluster.checks
+        if checks.ended:
+            there = [n.name for n in cluster.nodes if n.up] or cluster.living()
+            return f"the job has {checks.job.state}, but {there} are still there"
         plan = checks.plans.get(cluster.newest_generation)
         if plan is None:
             return "there is no plan"
@@ -145,6 +171,8 @@ class _Since:
         least = min(scenario.max_workers, max(slots - scenario.spares, scenario.min_workers, 1))
         if slots < scenario.min_workers:
             return ""  # a drained node that holds the only state: the job holds, as it must
+        if scenario.end != "none":
+            return f"the job has not {scenario.end}"
         if plan.world_size < min(least, slots):
             return f"{plan.world_size} workers train, of {slots} slots at least {least} should"
         return "" if not plan.hold else f"generation {plan.generation} holds"

@@ -21,13 +21,21 @@ FAULTS: Final = (
     "etcd_down",
     "etcd_leader_change",
     "compaction",
+    "worker_raises",
+    "all_nodes_lost",
+    "all_supervisors_killed",
+    "group_cut_off",
     "several_at_once",
 )
 """Everything that a seed may do to a cluster."""
 
+End = Literal["none", "finished", "stopped", "failed"]
+ENDS: Final[tuple[End, ...]] = ("none", "none", "none", "none", "finished", "stopped", "failed")
+"""How jobs end, as often as it is listed."""
 DETECT_S: Final = 5.0
 HANG_S: Final = 10.0
 ORPHAN_GRACE_S: Final = 10.0
+HOLDER_WAIT_S: Final = ORPHAN_GRACE_S + DETECT_S
 BLOCK: Final = 8
 
 
@@ -55,6 +63,18 @@ class Scenario:
     """Longest delay of an ordinary message."""
     loss: float
     """Part of the messages to and from etcd that get lost."""
+    end: End
+    """How the job ends: not; at an iteration; because the operator stops it; for an error of its program."""
+    end_iteration: int
+    """The last one, or the one that no worker gets through."""
+
+    @property
+    def last_iteration(self) -> int | None:
+        return self.end_iteration if self.end == "finished" else None
+
+    @property
+    def failing_iteration(self) -> int | None:
+        return self.end_iteration if self.end == "failed" else None
 
     @property
     def workers(self) -> int:
@@ -74,9 +94,10 @@ class Scenario:
             spares=self.spares,
             detect_s=DETECT_S,
             witness_s=DETECT_S / 5,
-            holder_wait_s=ORPHAN_GRACE_S + DETECT_S,
+            holder_wait_s=HOLDER_WAIT_S,
             alone=False,
             shared_checkpoints=self.shared_checkpoints,
+            iterations=self.last_iteration,
         )
 
     def node_policy(
@@ -108,7 +129,7 @@ def draw(seed: int, nodes: int | None = None, faults: tuple[str, ...] = FAULTS) 
     slots = tuple(choose.choice([1, 1, 2, 3]) for _ in range(count))
     total = sum(slots)
     spares = choose.choice([0, 0, 0, 1, 2])
-    most = choose.choice([total, total, max(1, total - 1)])
+    most = choose.choice([total, total, max(1, total - 1), max(1, total // 2)])
     return Scenario(
         seed=seed,
         slots=slots,
@@ -124,4 +145,6 @@ def draw(seed: int, nodes: int | None = None, faults: tuple[str, ...] = FAULTS) 
         faults=tuple(f for f in faults if choose.random() < 0.6) or faults[:1],
         message_s=choose.choice([0.003, 0.003, 0.05, 0.5]),
         loss=choose.choice([0.0, 0.0, 0.02]),
+        end=choose.choice(ENDS),
+        end_iteration=choose.randrange(2, 40),
     )

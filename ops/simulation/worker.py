@@ -50,6 +50,11 @@ class Worker:
         self.state = Snapshot()
         self.held: Snapshot | None = None
         """The result of the last collective of the iteration after ``state``."""
+        self.held_stop = False
+        """That collective said that all stop."""
+        self.stop_asked = False
+        self.stop_agreed = False
+        """An iteration was committed in which all learned that the job stops."""
         self.formed_iteration = 0
         self.said_until_s = 0.0
         self.told_until_s = 0.0
@@ -100,6 +105,18 @@ class Worker:
         if self.group is not None:
             self.group.go_on()
 
+    def hear_stop(self) -> None:
+        """The supervisor asks for a stop by agreement."""
+        self.stop_asked = True
+        if self.group is not None:
+            self.group.go_on()
+
+    def hear_commit(self) -> None:
+        """The supervisor asks rank 0 for a checkpoint now."""
+        group = self.group
+        if group is not None and group.formed_here(self) and group.rank0 is self:
+            self.cluster.checkpoints.save(self, group, lambda saved: None)
+
     def leave(self, reason: str) -> None:
         """The supervisor sends it home."""
         if self.alive and not self.stopped:
@@ -116,6 +133,11 @@ class Worker:
             self.cluster.group(plan).arrive(self)
 
     # --- what it does ------------------------------------------------------------------------------
+
+    def commit(self, state: Snapshot, *, stop: bool) -> None:
+        """This is its state now."""
+        self.state, self.held = state, None
+        self.stop_agreed = self.stop_agreed or stop
 
     def boot(self) -> None:
         """Past warm-up: env built, one iteration done."""

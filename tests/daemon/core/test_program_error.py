@@ -47,6 +47,22 @@ def _failure(script: LeaderScript) -> act.SetJobState:
     return order
 
 
+def test_rule_08_ranks_that_raised_it_in_earlier_lives_have_raised_it_in_turn() -> None:
+    """Where the job holds without the lost, nobody redoes the iteration alone: somebody is spared each time."""
+    present = _of(3, key(0, 2), key(1))
+    spared = trained(0, 3, incarnation=2, fault=_fault(incarnation=1, generation=2))
+    raised = slot_record(1, "starting", incarnation=2, fault=_fault(incarnation=1))
+    order = _failure(_elect(present, member(spared, raised)))
+    assert "in every worker that ran it (a/0, a/1)" in order.reason
+
+
+def test_an_exception_of_earlier_lives_only_is_no_program_error() -> None:
+    present = _of(3, key(0, 2), key(1, 2))
+    earlier = {"fault": _fault(incarnation=1, generation=2), "incarnation": 2}
+    script = _elect(present, member(trained(0, 3, **earlier), trained(1, 3, **earlier)))
+    assert script.all_of(act.SetJobState) == []
+
+
 def test_rule_08_the_same_exception_from_every_rank_together_fails_the_job() -> None:
     script = _elect(_of(3, key(0), key(1)), member(trained(0, 3), trained(1, 3)))
     one = slot_record(0, "starting", incarnation=2, fault=_fault())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from rallypoint.daemon.core.records import JobRecord, MemberRecord
+from rallypoint.daemon.core.records import JobRecord, JobState, MemberRecord
 from rallypoint.daemon.executors import persist
 from rallypoint.daemon.executors.dirlock import DirectoryLock
 from rallypoint.daemon.executors.persist import StateFile, open_state
@@ -106,6 +106,17 @@ def test_rule_11_a_value_that_holds_for_the_whole_job_is_refused_where_it_differ
     begun_anew = admit(file, stored, mine=mine)
     assert begun_anew.values == common(mine), "nobody is left to disagree with"
     assert admit(file, stored, other, mine=config(*extra)).values == stored.values
+
+
+@pytest.mark.parametrize("end", ["failed", "finished"])
+def test_a_supervisor_that_starts_while_others_leave_an_ended_job_ends_with_it(
+    tmp_path: Path, end: JobState
+) -> None:
+    file, other = opened(tmp_path), MemberRecord("b", 1, "10.0.0.2", ())
+    stored = replace(file.state.job, state=end, reason="as it is", values=common(config()))
+    assert admit(file, stored, other) == stored
+    begun_anew = admit(file, stored)
+    assert (begun_anew.state, begun_anew.reason) == ("running", ""), "nobody is left of it"
 
 
 def test_values_of_one_node_alone_may_differ(tmp_path: Path) -> None:
