@@ -138,7 +138,7 @@ class _Since:
     def settled(self, faults: Faults) -> bool:
         """Whether the newest plan lists who it should, and iterations are committed in it."""
         cluster = self._cluster
-        if self.over():
+        if self.over(faults):
             return True
         if self.why(faults) or cluster.newest_generation != self._generation:
             self._generation, self._commits = cluster.newest_generation, cluster.checks.commits
@@ -146,10 +146,11 @@ class _Since:
         plan = cluster.checks.plans[cluster.newest_generation]
         return plan.hold or cluster.checks.commits >= self._commits + 2
 
-    def over(self) -> bool:
+    def over(self, faults: Faults) -> bool:
         """Whether the job has ended, or was stopped on every node, and nothing of it is left."""
         cluster = self._cluster
-        stopped = cluster.scenario.end == "stopped" and all(n.asked_to_stop for n in cluster.nodes)
+        left = [n for n in cluster.nodes if n.index not in faults.gone]
+        stopped = cluster.scenario.end == "stopped" and all(n.asked_to_stop for n in left)
         nothing = not any(n.up for n in cluster.nodes) and not cluster.living()
         return (cluster.checks.ended or stopped) and nothing
 

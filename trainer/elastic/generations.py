@@ -302,7 +302,8 @@ class Generations(Generic[R]):
 
     def hold(self) -> None:
         """Wait, warm, for a newer plan than the present one. A stop needs no collective here: all
-        members of a holding generation are at the same safe point."""
+        members of a holding generation are at the same safe point. Raises `Left` when this worker is
+        told to stop: workers of other nodes are not."""
         formation = self._formation
         if formation is None:
             return
@@ -316,8 +317,7 @@ class Generations(Generic[R]):
             )
         )
         if orders.stop_reason is not None:
-            self.stop_agreed = True
-            return
+            raise Left("stopped")
         self._formation = None
 
     # --- the present generation ----------------------------------------------------------------

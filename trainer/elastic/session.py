@@ -117,7 +117,8 @@ class ElasticSession(Generations[R]):
         self.hit("committed")
         self.set_phase("commit")
         self._commit("barrier", self.ledger.take())
-        if record.newest_plan > plan.generation:
+        if record.newest_plan > plan.generation and not record.stop:
+            # All of this generation know that they stop, and conclude in it; newcomers of the next do not.
             self.hit("leave_generation")
             self._formation = None
         return record

@@ -293,6 +293,39 @@ def test_a_refused_commit_leaves_nothing_and_training_goes_on(tmp_path: Path) ->
         assert CheckpointStore(str(tmp_path / "checkpoints")).list() == []
 
 
+def test_a_stop_is_agreed_by_those_who_train_also_while_a_newcomer_is_about_to_enter(
+    tmp_path: Path,
+) -> None:
+    with ScriptedSupervisor(tmp_path, make_config()) as supervisor:
+        a, b = begin(supervisor, 2)
+        late = supervisor.start(2)
+        supervisor.wait_ready(late)
+        supervisor.send(b, messages.StopAfterIteration(reason="stopped"))
+        supervisor.publish([a, b, late], kind="planned", survivors=[a, b])
+        supervisor.wait(lambda: len(supervisor.of(messages.Leaving)) == 2, what="both to leave")
+        assert {(m.key, m.reason) for m in supervisor.of(messages.Leaving)} == {
+            (a, "stopped"),
+            (b, "stopped"),
+        }
+
+
+def test_a_stop_that_only_one_member_of_a_holding_generation_hears_waits_for_nobody(
+    tmp_path: Path,
+) -> None:
+    with ScriptedSupervisor(tmp_path, make_config()) as supervisor:
+        a, b = begin(supervisor, 2)
+        hold = supervisor.publish([a, b], survivors=[a, b], hold=True)
+        supervisor.wait(
+            lambda: any(
+                d.generation == hold.generation for d in supervisor.of(messages.CheckpointDone)
+            ),
+            what="the holding generation's checkpoint",
+        )
+        supervisor.send(b, messages.StopAfterIteration(reason="stopped"))
+        supervisor.wait(lambda: bool(supervisor.of(messages.Leaving)), what="one to leave")
+        assert [(m.key, m.reason) for m in supervisor.of(messages.Leaving)] == [(b, "stopped")]
+
+
 def test_numeric_37_stop_is_agreed_checkpointed_and_clean(tmp_path: Path) -> None:
     with ScriptedSupervisor(tmp_path, make_config()) as supervisor:
         a, b = begin(supervisor, 2)
