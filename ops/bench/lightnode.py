@@ -175,7 +175,9 @@ class LightNode:
                 pass  # explanations; and there are no checkpoints
 
     async def _publish(self, plan: Plan, replaces: int) -> None:
-        self._state.update(**persist.with_plan(self._state.state, plan))
+        state = self._state.state
+        job = self._membership.view.job or state.job
+        self._state.update(job=job, **persist.with_plan(state, plan))
         await self._membership.publish(plan, replaces)
 
     async def _probe(self, order: act.ProbeMembers) -> None:

@@ -83,6 +83,8 @@ class Loss:
     """To the last one."""
     marked_s: float
     """To the last node that knows that all have formed."""
+    nodes_cpu_s: float
+    """CPU time of all nodes together until then, less what they use at rest."""
     traffic: Traffic
     rejoin_traffic: Traffic
 
@@ -185,6 +187,7 @@ class Run:
         generation = self._newest("plan")
         self._all(Order("forget", generation=generation))
         at_s, counters, index = time.monotonic(), self._etcd.counters(), int(victim[1:])
+        cpu_s = self._cpu_s()
         silently = kind != "lease ends"
         home = self._nodes[index // self._per_process]
         home.send(Order("lose", node=victim, silently=silently))
@@ -193,6 +196,8 @@ class Run:
             self._all(Order("break", generation=generation))
         plan, mark = self._until_together(generation, self._size.nodes - 1)
         traffic = self._traffic_since(counters, at_s)
+        rest_s = (time.monotonic() - at_s) * self._size.node_cpu * self._size.nodes
+        cpu_s = max(0.0, self._cpu_s() - cpu_s - rest_s)
         at_s, counters = time.monotonic(), self._etcd.counters()
         home.send(Order("start", node=victim))
         home.take()
@@ -203,6 +208,7 @@ class Run:
             published_s=plan.first_s - loss_s,
             planned_s=plan.last_s - loss_s,
             marked_s=mark.last_s - loss_s,
+            nodes_cpu_s=cpu_s,
             traffic=traffic,
             rejoin_traffic=self._traffic_since(counters, at_s),
         )
@@ -230,6 +236,9 @@ class Run:
             f"{count} nodes were not together within {BOUND_S:g} s; generation {newest}: plan "
             f"{plan.get(newest)}, mark {mark.get(newest)}; see {self._etcd.log.parent.parent}"
         )
+
+    def _cpu_s(self) -> float:
+        return sum(report.cpu_s for report in self._all(Order("report")))
 
     def _newest(self, fact: Fact) -> int:
         return max(_merged(self._all(Order("report")), fact))

@@ -43,6 +43,7 @@ def _size_document(size: Size) -> dict[str, Any]:
             change: {name: summary(getattr(x, name) for x in found)["p50"] for name in _TRAFFIC}
             for change, found in changes.items()
         },
+        "nodes_cpu_s": summary(x.nodes_cpu_s for x in size.losses)["p50"],
         "losses": [asdict(loss) for loss in size.losses],
     }
 
@@ -78,6 +79,10 @@ def _size_lines(size: Mapping[str, Any]) -> list[str]:
             f"{traffic['watch_messages']:,.0f} watch messages, {traffic['bytes_in'] / 1e3:,.0f} kB in, "
             f"{traffic['bytes_out'] / 1e3:,.0f} kB out, {traffic['cpu_s']:.2f} s of CPU time"
         )
+    each_ms = 1e3 * size["nodes_cpu_s"] / nodes
+    lines.append(
+        f"CPU time of one supervisor for a loss (p50): {each_ms:.1f} ms, the leader's spread"
+    )
     lines.append(
         f"idle, {size['idle_s']:.0f} s: {100 * size['node_cpu']:.2f} % of a CPU for each supervisor, "
         f"{100 * idle['cpu_s']:.1f} % for etcd, {idle['bytes_in'] / nodes:.0f} + "

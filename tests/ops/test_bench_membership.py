@@ -15,7 +15,7 @@ IDLE = Traffic(0.0, 0.0, 100.0, 200.0, 0.01)
 
 def loss(planned_s: float, requests: float) -> Loss:
     traffic = Traffic(requests, 30.0, 1000.0, 9000.0, 0.1)
-    return Loss("node dies", "n0001", 0.1, planned_s, planned_s + 0.1, traffic, traffic)
+    return Loss("node dies", "n0001", 0.1, planned_s, planned_s + 0.1, 0.05, traffic, traffic)
 
 
 def test_traffic_is_what_grew_less_what_idle_takes() -> None:
@@ -45,6 +45,7 @@ def test_a_document_sums_up_by_kind() -> None:
     text = membershipreport.text(document)
     assert "node dies: everybody has the plan" in text
     assert "lease ends" not in text
+    assert "for a loss (p50): 5.0 ms" in text
     assert "0.40 % of a CPU" in text
 
 
