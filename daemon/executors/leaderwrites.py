@@ -9,6 +9,7 @@ import msgspec
 
 from rallypoint.daemon.core.records import JobRecord
 from rallypoint.daemon.executors.membershipview import Keys, decode, encode
+from rallypoint.daemon.executors.planwire import decode_plan
 from rallypoint.daemon.executors.store import KeyValue, MembershipStore
 from rallypoint.daemon.shared.plan import Plan
 
@@ -36,7 +37,7 @@ class LeaderWrites:
             if not lead:
                 return _NO_LEADER
             current, job_item = await self.store.get(keys.generation), None
-            newest = 0 if current is None else decode(current, Plan).generation
+            newest = 0 if current is None else decode_plan(current.value).generation
             if newest != replaces:
                 return f"generation {newest} is the newest, not {replaces}"
             puts = {keys.generation: encode(plan)}
@@ -60,7 +61,7 @@ class LeaderWrites:
             if not lead:
                 return _NO_LEADER
             current, item = await self.store.get(keys.generation), await self.store.get(keys.job)
-            if current is None or decode(current, Plan).generation != generation:
+            if current is None or decode_plan(current.value).generation != generation:
                 return "it is not the newest plan any more"
             if item is not None and await self.swap_job(
                 item,

@@ -7,6 +7,7 @@ import msgspec
 
 from rallypoint.daemon.core.records import JobRecord, MemberRecord
 from rallypoint.daemon.executors.following import Span
+from rallypoint.daemon.executors.planwire import decode_plan, encode_plan
 from rallypoint.daemon.executors.store import KeyValue, Listing
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
@@ -92,7 +93,7 @@ class View:
         elif key == keys.leader:
             self.leader = item
         elif key == keys.generation and item is not None:
-            self.plan = decode(item, Plan)
+            self.plan = decode_plan(item.value)
         elif key == keys.job and item is not None:
             self.job = decode(item, JobRecord)
 
@@ -131,9 +132,11 @@ class View:
 
 def encode(record: Plan | JobRecord | MemberRecord) -> bytes:
     """The value of a key."""
+    if isinstance(record, Plan):
+        return encode_plan(record)
     return msgspec.json.encode(record)
 
 
 def decode(item: KeyValue, kind: type[T]) -> T:
-    """The record in a value."""
+    """The record in a value; a plan's is read by `planwire.decode_plan`."""
     return msgspec.json.decode(item.value, type=kind)
