@@ -16,6 +16,8 @@ from rallypoint.daemon.shared.errors import ConfigError
 ASK_S: Final = 0.5
 """Bound of a question to the store that somebody waits for; and how often a node that drains looks
 whether all do."""
+FRESH_S: Final = 0.2
+"""However often somebody asks, the store is asked no more often than this."""
 _BACKLOG: Final = 1024
 
 
@@ -44,6 +46,7 @@ class Neighbours:
         self._changed = asyncio.Event()
         self._read: tuple[MemberRecord, ...] = ()
         """The records of all other nodes, as they were read last."""
+        self._fresh_until_s = 0.0
         self.port = 0
         """The port; 0 while none is open."""
 
@@ -106,9 +109,11 @@ class Neighbours:
         return self._others(self._view().sorted_members()) if self._leads() else self._read
 
     async def refresh(self) -> tuple[MemberRecord, ...]:
-        """The records of all other nodes as they are now, or, when the store does not answer within
-        `ASK_S`, as they were."""
-        if not self._leads():
+        """The records of all other nodes as they are now, or were `FRESH_S` ago, or, when the store does not
+        answer within `ASK_S`, as they were."""
+        now = asyncio.get_running_loop().time()
+        if not self._leads() and now >= self._fresh_until_s:
+            self._fresh_until_s = now + FRESH_S
             try:
                 async with asyncio.timeout(ASK_S):
                     listing = await self._store.list(self._keys.members)

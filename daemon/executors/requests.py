@@ -69,7 +69,8 @@ class Requests:
 
     async def status(self) -> dict[str, Any]:
         """The document of ``rallypoint status --json``, of the whole job as it is now."""
-        await self._membership.neighbours.refresh()
+        if self._membership.joined:
+            await self._membership.neighbours.refresh()
         return self._asked.status()
 
     def request_stop(self, reason: str) -> None:
