@@ -42,7 +42,7 @@ def test_a_node_that_is_cut_off_may_not_commit_the_checkpoint_that_it_writes(
     with Drill(job) as drill:
         victim = job.by_rank(job.leader())[0]
         node = job[victim]
-        node.arming.arm(f"checkpoint_save=sleep={2 * DETECT_S}")
+        node.arming.arm(f"checkpoint_save=sleep={3 * DETECT_S}")
         node.wait_fired()
         drill.cut(victim)
         drill.survived(*drill.rest(victim), cause="node_lost")
@@ -94,7 +94,7 @@ def test_two_nodes_that_lost_each_other_alone_train_when_the_path_is_mended(job:
             lambda: [
                 line
                 for line in node.logged("generation_published")
-                if line["published"] > drill.generation + 3
+                if line["published"] > drill.generation + 2
             ],
             lambda: "generations that do not form",
         )
