@@ -21,6 +21,8 @@ PULLED_S = 0.5
 """A cable is out this soon."""
 RENEWED_S = DETECT_S / 3
 """A lease has been renewed this recently."""
+START_S = 150.0
+"""Bound of the start of nodes: each imports what a worker needs, on a machine that does other things too."""
 RECOVERY_S = 15.0
 """Bound from a fault to the next optimiser step, on a machine that does other things too: what it takes
 is printed."""
@@ -79,6 +81,10 @@ class Drill:
         for name in names:
             self.job[name].process.wait(WAIT_S)
         _until(lambda: not processes(self.job, *names), f"the end of all processes of {names}")
+
+    def start(self, *names: str) -> None:
+        """Start these nodes again, and wait until their workers are warm."""
+        start(self.job, *names)
 
     def kill_worker(self, name: str) -> None:
         """SIGKILL to the worker of a node."""
@@ -172,13 +178,28 @@ def frozen(job: NetNodes, name: str) -> Iterator[list[int]]:
         signal_all(pids, signal.SIGCONT)
 
 
+def start(job: NetNodes, *names: str) -> None:
+    """Start these nodes, and wait until the workers of all are warm."""
+    before = {name: _ready(job, name) if name in job.running else 0 for name in names}
+    job.start(*names)
+    _until(
+        lambda: all(_ready(job, name) > count for name, count in before.items()),
+        f"warm workers of {names}",
+        START_S,
+    )
+
+
+def _ready(job: NetNodes, name: str) -> int:
+    return len(job[name].logged("worker_ready"))
+
+
 def _state(pid: int) -> str:
     entry = proctable.read(pid)
     return "" if entry is None else entry.state
 
 
-def _until(what: Callable[[], bool], why: str) -> None:
-    deadline_s = time.monotonic() + WAIT_S
+def _until(what: Callable[[], bool], why: str, bound_s: float = WAIT_S) -> None:
+    deadline_s = time.monotonic() + bound_s
     while not what():
         assert time.monotonic() < deadline_s, why
         time.sleep(POLL_S)
@@ -191,7 +212,7 @@ def _until(what: Callable[[], bool], why: str) -> None:
 def drilled(base: Path, *options: str, names: Sequence[str] = NODES) -> Iterator[NetNodes]:
     """A job of three nodes for the drills of a module. It stops by agreement, and leaves nothing."""
     with drill(base, *SETTINGS, *options) as job:
-        job.start(*names)
+        start(job, *names)
         yield job
         if job.spoilt:
             return

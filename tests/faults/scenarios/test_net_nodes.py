@@ -22,7 +22,7 @@ def test_supervisor_and_worker_are_killed_together(job: NetNodes) -> None:
         victim = job.leader()
         drill.crash(victim)
         drill.survived(*drill.rest(victim), cause="worker_lost")
-        job.start(victim)
+        drill.start(victim)
         drill.whole(victim)
 
 
@@ -31,7 +31,7 @@ def test_two_nodes_killed_within_50_ms_are_one_change(job: NetNodes) -> None:
         (stays,) = drill.rest(*(victims := job.by_rank(job.leader())[:2]))
         drill.crash(*victims)
         drill.survived(stays, cause="worker_lost")
-        job.start(*victims)
+        drill.start(*victims)
         drill.whole(*victims)
 
 
@@ -42,7 +42,7 @@ def test_two_nodes_killed_one_second_apart_are_two_changes(job: NetNodes) -> Non
         time.sleep(max(0.0, drill.struck_s + 1.0 - time.monotonic()))
         drill.crash(second)
         drill.survived(stays, cause="worker_lost", plans=2)
-        job.start(first, second)
+        drill.start(first, second)
         drill.whole(first, second)
 
 
