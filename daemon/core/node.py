@@ -138,8 +138,12 @@ def _see_plan(state: NodeState, plan: Plan, now: float) -> Decision:
 def _see_job(state: NodeState, job: JobRecord, now: float) -> Decision:
     """Pass a new formed mark on; end when the job has."""
     risen = job.formed > state.formed
+    asked, before = job.clears.get(state.policy.node), state.job
     state = replace(state, job=job)
     actions: list[NodeAction] = []
+    if asked is not None and before is not None and asked != before.clears.get(state.policy.node):
+        state, orders = _clear_quarantine(state, QuarantineCleared(asked[1]))
+        actions += orders
     if risen:
         formed = next((p for p in state.plans if p.generation == job.formed), None)
         state = replace(state, formed_plan=formed)

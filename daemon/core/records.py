@@ -145,5 +145,8 @@ class JobRecord(msgspec.Struct, frozen=True):
     values: dict[str, Any] = {}
     """Values by ``section.key`` that hold for all nodes until the job is started anew
     (`daemon.shared.common`)."""
+    clears: dict[str, tuple[int, int | None]] = {}
+    """Nodes that an operator, anywhere, asked to clear their quarantine: how often, and of which slot (None:
+    of all) the last time."""
     workers: int | None = None
     """World size that an operator asked for (`rallypoint scale`); None: as many as there are."""

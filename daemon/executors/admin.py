@@ -3,7 +3,7 @@
 ``{"command": "status"}`` answers ``{"status": …}``. ``stop``, ``drain`` and ``notice`` answer
 ``{"accepted": true}`` at once and ``{"exited": CODE, "reason": …}`` when the supervisor ends; a
 request that cannot be taken answers ``{"error": …}``. ``quarantine`` answers ``{"quarantined": [...]}``,
-``quarantine_clear`` (with a ``slot`` or all of them) ``{"cleared": [SLOT, ...]}``; ``pause``, ``resume`` and
+``quarantine_clear`` (with a ``node`` or of this one, a ``slot`` or all) ``{"cleared": [SLOT, ...]}``; ``pause``, ``resume`` and
 ``scale`` answer ``{"accepted": true}`` once the wish is on its way to the store.
 """
 
@@ -40,6 +40,8 @@ class AdminRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """For ``drain`` and ``notice``: seconds that this node has left."""
     workers: int = 0
     """For ``scale``: the world size that is wanted."""
+    node: str | None = None
+    """For ``quarantine_clear``: of another node; None: of this one."""
     slot: int | None = None
     """For ``quarantine_clear``: only this one."""
 
@@ -69,8 +71,8 @@ class AdminHandler(Protocol):
         """Slots in quarantine: ``node``, ``slot``, ``cause``, ``failures``, ``reason``, ``seconds_left``."""
         ...
 
-    def clear_quarantine(self, slot: int | None) -> list[int]:
-        """Let one slot, or all (None), start again; which do."""
+    def clear_quarantine(self, node: str | None, slot: int | None) -> list[int]:
+        """Let one slot of a node, or all (None), start again; which do."""
         ...
 
 
@@ -131,7 +133,7 @@ class AdminServer:
         if request.command == "quarantine":
             return {"quarantined": self._handler.quarantined()}
         if request.command == "quarantine_clear":
-            return {"cleared": self._handler.clear_quarantine(request.slot)}
+            return {"cleared": self._handler.clear_quarantine(request.node, request.slot)}
         if request.command in ("pause", "resume", "scale"):
             refusal = self._wish(request)
             return {"error": refusal} if refusal else {"accepted": True}

@@ -138,14 +138,21 @@ class Requests:
             self._emit(CheckpointAdvised(reason))
 
     def quarantined(self) -> list[dict[str, Any]]:
-        """Slots of this node in quarantine, as ``rallypoint quarantine list`` shows them."""
-        return status.quarantined(self._asked.node_state, time.monotonic())
+        """Slots in quarantine on any node, as ``rallypoint quarantine list`` shows them."""
+        others = self._membership.neighbours.records()
+        return status.quarantined(self._asked.node_state, time.monotonic(), others)
 
-    def clear_quarantine(self, slot: int | None) -> list[int]:
-        """Let quarantined slots start again: this one, or all."""
-        cleared = [s["slot"] for s in self.quarantined() if slot in (None, s["slot"])]
-        if cleared:
+    def clear_quarantine(self, node: str | None, slot: int | None) -> list[int]:
+        """Let quarantined slots of a node (None: this one) start again: this slot, or all. Another node
+        hears of it through the job's record."""
+        name = node or self._config.node.name
+        found = [entry["slot"] for entry in self.quarantined() if entry["node"] == name]
+        cleared = [number for number in found if slot in (None, number)]
+        if cleared and name == self._config.node.name:
             self._emit(QuarantineCleared(slot))
+        elif cleared:
+            _log.info("quarantine_wish", of=name, slot=slot)
+            self._asked.spawn(self._membership.wish(lambda job: _clearing(job, name, slot)), "wish")
         return cleared
 
     @property
@@ -178,6 +185,11 @@ class Requests:
         """Whoever drains waits for others to take its state; where everybody does, the job stops."""
         await self._membership.neighbours.until_all_drain()
         self.request_stop("drained: no node is left that could take the job over")
+
+
+def _clearing(job: JobRecord, node: str, slot: int | None) -> JobRecord:
+    times, _ = job.clears.get(node, (0, None))
+    return msgspec.structs.replace(job, clears={**job.clears, node: (times + 1, slot)})
 
 
 def _closed(job: JobRecord | None) -> str:

@@ -133,26 +133,46 @@ def _workers_elsewhere(
     return workers
 
 
-def quarantined(node: NodeState, now: float) -> list[dict[str, Any]]:
+def quarantined(
+    node: NodeState, now: float, others: Sequence[MemberRecord] = ()
+) -> list[dict[str, Any]]:
     """Slots in quarantine, for crashes of their own or because their node flaps: how often that was, how
-    the last life ended or what happened, seconds left."""
-    found = []
+    the last life ended or what happened, seconds left; of other nodes only what their records say."""
+    name, found = node.policy.node, []
     for slot in node.slots:
         if node.shown(slot) != "quarantined":
             continue
-        flaps = slot.state != "quarantined"
-        until_s = node.quarantined_until_s if flaps else slot.restart_at_s
-        found.append(
-            {
-                "node": node.policy.node,
-                "slot": slot.slot,
-                "cause": "flapping" if flaps else "crashes",
-                "failures": node.omissions if flaps else slot.failures,
-                "reason": node.quarantine if flaps else slot.quarantined_for,
-                "seconds_left": round(max(0.0, (until_s or now) - now), 1),
-            }
-        )
-    return found
+        if slot.state == "quarantined":
+            until_s, why = slot.restart_at_s, ("crashes", slot.failures, slot.quarantined_for)
+        else:
+            until_s, why = node.quarantined_until_s, ("flapping", node.omissions, node.quarantine)
+        left_s = round(max(0.0, (until_s or now) - now), 1)
+        found.append(_quarantined(name, slot.slot, *why, left_s))
+    for member, record in ((m, s) for m in others for s in m.slots):
+        if record.state == "quarantined":
+            found.append(_quarantined(member.node, record.slot, "crashes", None, None, None))
+        elif member.quarantined and record.state == "ready":
+            why_not = member.quarantined
+            found.append(_quarantined(member.node, record.slot, "flapping", None, why_not, None))
+    return sorted(found, key=lambda entry: (entry["node"], entry["slot"]))
+
+
+def _quarantined(
+    node: str,
+    slot: int,
+    cause: str,
+    failures: int | None,
+    reason: str | None,
+    seconds_left: float | None,
+) -> dict[str, Any]:
+    return {
+        "node": node,
+        "slot": slot,
+        "cause": cause,
+        "failures": failures,
+        "reason": reason,
+        "seconds_left": seconds_left,
+    }
 
 
 def _last_change(recorder: Recorder) -> dict[str, Any]:

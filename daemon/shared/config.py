@@ -38,7 +38,7 @@ class NodeSection:
     """This node: its addresses, slots and devices."""
 
     name: str = "local"
-    """Name of this node, unique in the job."""
+    """Name of this node, unique in the job; must be given with ``membership.backend = "etcd"``."""
     bind: str = "127.0.0.1"
     """IPv4 or IPv6 address that workers' store servers bind to."""
     advertise: str = "127.0.0.1"

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from rallypoint.daemon.shared.config import Config, MembershipSection
+from rallypoint.daemon.shared.config import Config, MembershipSection, NodeSection
 from rallypoint.daemon.shared.errors import ConfigError
 
 SHORTEST_LEASE_S: Final = 2.0
@@ -22,6 +22,11 @@ def check(config: Config) -> None:
         raise ConfigError(
             "membership.backend = 'etcd' needs membership.endpoints, such as "
             '["10.0.0.1:2379", "10.0.0.2:2379", "10.0.0.3:2379"]'
+        )
+    if config.node.name == NodeSection.name:
+        raise ConfigError(
+            f"membership.backend = 'etcd' needs node.name, the name of this node among those of the job: set "
+            f"it, another on each node; {NodeSection.name!r} is the name where there is one node only"
         )
     if config.job.max_workers is None:
         raise ConfigError(

@@ -77,7 +77,8 @@ class EtcdServer:
     @property
     def settings(self) -> list[str]:
         """Settings of a job that put its membership there."""
-        return ["membership.backend=etcd", f'membership.endpoints=["{self.endpoint}"]']
+        endpoints = f'membership.endpoints=["{self.endpoint}"]'
+        return ["membership.backend=etcd", endpoints, "node.name=bench"]
 
     def counters(self) -> dict[str, float]:
         """All samples of its /metrics, by name; those of gRPC by ``name/method``, others summed over

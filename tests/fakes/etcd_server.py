@@ -20,6 +20,8 @@ from rallypoint.daemon.etcd.connection import Access
 
 START_S = 20.0
 _ATTEMPTS = 3
+NODE = "first"
+"""Name of the node that `EtcdCluster.settings` make."""
 
 
 def system_binaries() -> Path:
@@ -88,6 +90,7 @@ class EtcdCluster:
         return (
             *("--set", "membership.backend=etcd", "--set", "membership.detect_s=2.0"),
             *("--set", f"membership.endpoints=[{endpoints}]", "--set", "job.max_workers=4"),
+            *("--set", f"node.name={NODE}"),
         )
 
     def ctl(self, *arguments: str, at: int | None = None, check: bool = True) -> str:

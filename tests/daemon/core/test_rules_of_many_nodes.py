@@ -232,6 +232,17 @@ def test_rule_08_a_node_that_flaps_is_kept_out_for_a_while_and_can_be_cleared() 
     assert status.quarantined(node.state, node.now) == []
 
 
+def test_rule_08_a_node_hears_from_the_job_that_an_operator_clears_it_and_each_time_once() -> None:
+    node = NodeScript(slots=1).make_train(generation=1)
+    quarantined = replace(node.state, quarantined_until_s=node.now + 300.0)
+    for times, clears in enumerate(({"b": (1, None)}, {"a": (1, None)}, {"a": (1, None)})):
+        node.state = quarantined if times < 2 else replace(node.state, quarantined_until_s=1e9)
+        node.feed(ev.JobSeen(job(formed=1, iteration=times, clears=clears)))
+        assert bool(node.state.record().quarantined) == (times != 1)
+    node.feed(ev.JobSeen(job(formed=1, clears={"a": (2, None)})))
+    assert node.state.record().quarantined == ""
+
+
 def test_rule_08_left_out_newcomers_and_single_workers_are_no_flapping() -> None:
     node = NodeScript(slots=2).make_train(generation=1)
     stays, newcomer = node.key(0), node.key(1)

@@ -38,8 +38,8 @@ class Supervisor:
     def quarantined(self) -> list[dict[str, Any]]:
         return [{"slot": 1}]
 
-    def clear_quarantine(self, slot: int | None) -> list[int]:
-        return [1] if slot in (None, 1) else []
+    def clear_quarantine(self, node: str | None, slot: int | None) -> list[int]:
+        return [1] if node is None and slot in (None, 1) else []
 
 
 def test_commands_are_answered_and_the_end_is_told(tmp_path: Path) -> None:
@@ -67,6 +67,7 @@ def test_commands_are_answered_and_the_end_is_told(tmp_path: Path) -> None:
             assert other.ask(command="quarantine") == {"quarantined": [{"slot": 1}]}
             assert other.ask(command="quarantine_clear", slot=0) == {"cleared": []}
             assert other.ask(command="quarantine_clear") == {"cleared": [1]}
+            assert other.ask(command="quarantine_clear", node="b") == {"cleared": []}
             return [status, len(refused), accepted]
 
     async def run() -> None:

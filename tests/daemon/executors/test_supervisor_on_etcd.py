@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.etcd_server import EtcdCluster, cluster
+from tests.fakes.etcd_server import NODE, EtcdCluster, cluster
 from tests.fakes.supervised import Status, Supervised, pids, supervised
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
@@ -36,7 +36,7 @@ def kill_rank_1(status: Status) -> int:
 def test_a_loss_heals_and_the_next_life_goes_on(etcd: EtcdCluster, tmp_path: Path) -> None:
     with supervised(tmp_path / "run", *etcd.settings) as run:
         before = start(run)
-        assert "/rallypoint/default/members/local" in etcd.written()
+        assert f"/rallypoint/default/members/{NODE}" in etcd.written()
         survivor = kill_rank_1(before)
         after = run.wait_for(lambda s: s["generation"] > before["generation"] + 1)
         assert pids(after)[survivor] == pids(before)[survivor]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.daemon.shared import configload
+from rallypoint.daemon.shared.common import COMMON, with_common
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.configload import Given, from_text, load, parse_assignment
 from rallypoint.daemon.shared.errors import BudgetError, ConfigError
@@ -179,8 +180,23 @@ def test_the_hash_covers_what_workers_must_share_and_nothing_else() -> None:
     assert not any(map(changed, ("job.iterations=9", "node.workers=4", "log.level=debug")))
 
 
-OWN = {"node", "membership", "checkpoint", "metrics", "curves", "log"}
-"""Sections that nodes of one job may have other values in."""
+OWN = {"node", "membership", "checkpoint", "metrics", "curves", "log", "preemption"}
+"""Sections that nodes of one job may have other values in, but for the keys of `COMMON`."""
+OWN_KEYS = {
+    *("job.name", "job.profile", "job.warm_start"),  # where, defaults, kept in the job's record
+    *(f"membership.{x}" for x in ("backend", "endpoints", "ca_file", "cert_file", "key_file")),
+    *(f"membership.{x}" for x in ("user", "password_file", "quarantine_after")),
+    "membership.quarantine_cooldown_s",
+}
+
+
+def test_every_key_of_the_job_and_of_its_membership_is_common_or_a_matter_of_the_node() -> None:
+    keys = {p for p, _ in configload.items(Config()) if p.startswith(("job.", "membership."))}
+    common = {path for path in COMMON if path in keys}
+    assert keys == common | OWN_KEYS | {"job.seed"}
+    assert not common & OWN_KEYS
+    changed = load(command_line=assigned("job.spares=1", "job.max_workers=5")).config
+    assert with_common(load().config, dict(configload.items(changed))) == changed
 
 
 def test_every_section_is_agreed_on_or_a_matter_of_the_node() -> None:
@@ -252,6 +268,7 @@ def test_a_backup_of_envs_needs_somebody_who_takes_them_over() -> None:
 
 ETCD = (
     "membership.backend=etcd",
+    "node.name=a",
     'membership.endpoints=["10.0.0.1:2379", "[fd00::1]:2379"]',
     "job.max_workers=8",
 )
@@ -267,7 +284,9 @@ def test_an_etcd_cluster_needs_endpoints_and_pairs_of_files() -> None:
     ("assignments", "part"),
     [
         (("membership.backend=etcd",), "needs membership.endpoints"),
-        (ETCD[:2], "needs job.max_workers"),
+        ((ETCD[0], *ETCD[2:]), "needs node.name, the name of this node among those of the job"),
+        ((*ETCD, "node.name=local"), "set it, another on each node"),
+        (ETCD[:3], "needs job.max_workers"),
         ((*ETCD, 'membership.endpoints=["http://a:2379"]'), "must be host:port"),
         ((*ETCD, 'membership.endpoints=["fd00::1:2379"]'), "must be host:port"),
         ((*ETCD, "membership.user=a"), "user and membership.password_file belong together"),

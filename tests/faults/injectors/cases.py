@@ -55,7 +55,7 @@ def lose_last(job: FaultJob, status: Status) -> tuple[Victim, Status]:
 def next_life(job: FaultJob, victim: Victim) -> Victim:
     """The worker that follows in the slot of a lost one."""
     life = Life(victim.life.slot, victim.life.incarnation + 1)
-    return Victim(life, job.wait_logged("worker_started", worker=_name(life))["pid"])
+    return Victim(life, job.wait_logged("worker_started", worker=_name(job, life))["pid"])
 
 
 def assert_fired(job: FaultJob, victim: Victim) -> None:
@@ -68,7 +68,7 @@ def assert_fired(job: FaultJob, victim: Victim) -> None:
 def assert_killed(job: FaultJob, *victims: Victim) -> None:
     """The supervisor saw these workers end by SIGKILL, not by their own hand."""
     for victim in victims:
-        line = job.wait_logged("worker_exited", worker=_name(victim.life))
+        line = job.wait_logged("worker_exited", worker=_name(job, victim.life))
         assert (line["pid"], line["reason"]) == (victim.pid, "killed by SIGKILL")
 
 
@@ -117,5 +117,5 @@ def assert_sound(job: FaultJob, before: Status, *, init_broken: bool = False) ->
                 assert (change.seconds["total"] or 0.0) < times.rebuild_bound_s, change
 
 
-def _name(life: Life) -> str:
-    return f"local/{life.slot}#{life.incarnation}"
+def _name(job: FaultJob, life: Life) -> str:
+    return f"{job.node}/{life.slot}#{life.incarnation}"

@@ -58,6 +58,8 @@ class FaultJob(Supervised):
         self.arming = Arming(directory.parent)
         self.mark = f"{_MARK}={uuid.uuid4().hex}"
         self.seen: list[tuple[int, int]] = []
+        names = [x.partition("=")[2] for x in options if x.startswith("node.name=")]
+        self.node = names[-1] if names else "local"
         (directory / "ledger").mkdir(exist_ok=True)
         inherited = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
         name, value = self.mark.split("=")

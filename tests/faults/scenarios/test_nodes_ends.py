@@ -1,6 +1,7 @@
 """How a job of several nodes ends, holds, and keeps spares."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -166,10 +167,41 @@ def test_a_quarantined_slot_is_seen_on_every_node_and_cleared_by_the_operator(
                 lambda s: [w["state"] for w in s["workers"]] == ["training", "quarantined"],
                 "the quarantine",
             )
-        assert json.loads(node.command("quarantine", "list", "--json"))[0]["node"] == "b"
+        (there,) = json.loads(node.command("quarantine", "list", "--json"))
+        assert (there["node"], there["slot"], there["failures"]) == ("b", 0, 1)
+        (seen,) = json.loads(job["a"].command("quarantine", "list", "--json"))
+        assert seen == {**dict.fromkeys(there), "node": "b", "slot": 0, "cause": "crashes"}
         node.command("quarantine", "clear")
         job.settle("a", "b")
         assert job.pids("a") == pids
+
+
+def test_a_quarantined_node_is_seen_and_cleared_on_any_node(
+    tmp_path: Path, etcd: EtcdCluster
+) -> None:
+    with nodes(tmp_path, etcd, "--set", "membership.quarantine_after=1") as job:
+        job.start(*NAMES)
+        job.settle(*NAMES)
+        pids = job.pids("b", "c")
+        job["b"].process.send_signal(signal.SIGSTOP)
+        job.wait_until_expired("b")
+        job["a"].kill_worker()
+        job.settle("a", "c")
+        job["b"].process.send_signal(signal.SIGCONT)
+        job["b"].wait_logged("node_quarantined")
+        job["b"].wait_until(
+            lambda: job["b"].metrics()["slot_quarantined"] == 1, lambda: "the metric to show it"
+        )
+        (there,) = json.loads(job["b"].command("quarantine", "list", "--json"))
+        assert (there["node"], there["slot"], there["cause"]) == ("b", 0, "flapping")
+        assert 0 < there["seconds_left"] <= 300
+        (seen,) = json.loads(job["a"].command("quarantine", "list", "--json"))
+        assert seen == {**there, "failures": None, "seconds_left": None}
+        assert job["c"].command("quarantine", "clear", "--node", "b") == "cleared: 0\n"
+        job["b"].wait_logged("quarantine_cleared")
+        job.settle(*NAMES)
+        assert job.pids("b", "c") == pids, "warm all the time"
+        assert job["b"].metrics()["slot_quarantined"] == 0
 
 
 def test_past_the_lease_nothing_commits_and_nothing_forms_but_training_goes_on(
