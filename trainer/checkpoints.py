@@ -73,11 +73,15 @@ class CheckpointKeeper:
         self._require_fit(loaded)
         return loaded.info.order
 
+    def due_after(self, iteration: int) -> bool:
+        """Whether every rank knows that rank 0 commits a checkpoint after this iteration."""
+        return iteration % self._config.checkpoint.every_iterations == 0
+
     def maybe_submit(self, metrics: Mapping[str, float]) -> None:
         """After a commit: hand the snapshot to the writer if one of the periods is over."""
         section, iteration = self._config.checkpoint, self._session.state.committed
         every_s = section.every_s
-        due = iteration % section.every_iterations == 0 or (
+        due = self.due_after(iteration) or (
             every_s is not None and time.monotonic() - self._last_s >= every_s
         )
         if due:
@@ -93,6 +97,12 @@ class CheckpointKeeper:
         self._served = asked
         if session.rank == 0 and self._last_iteration != session.state.committed:
             self._submit({})
+            if (
+                self._rows is not None
+                and len({m.key.node for m in session.formed_plan.members}) > 1
+            ):
+                text = "a checkpoint at a notice has the env rows of rank 0's node alone"
+                session.link.send(messages.Progress(key=session.key, stage=text))
 
     def _submit(self, metrics: Mapping[str, float]) -> None:
         self._last_s = time.monotonic()

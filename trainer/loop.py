@@ -71,6 +71,8 @@ class TrainingLoop:
         """Before the first iteration of a generation: a restoring one commits under its number."""
         plan = formation.plan
         self._unwrap()
+        if plan.commit_first:
+            self._gather(formation, self._session.state.committed)
         if plan.commit_first and formation.rank == 0:
             self._session.await_formed_mark()
             self._session.hit("first_commit")
@@ -88,10 +90,19 @@ class TrainingLoop:
     def _fetch(self, formation: Formation) -> None:
         """Have the rows of our envs on this node, before anything else of a generation of several."""
         session, env = self._session, self._config.env
-        if len({member.key.node for member in formation.plan.members}) > 1:
+        if len(_nodes(formation)) > 1:
             at = session.safe_point(session.state.committed)
             self._rows.fetch(session, session.blocks(), at, env.num_envs // env.block)
         self._fetched = formation.plan.generation
+
+    def _gather(self, formation: Formation, iteration: int) -> None:
+        """Have the rows of all envs after this iteration on the node of rank 0, where it is about to commit
+        them with a checkpoint."""
+        session, env = self._session, self._config.env
+        if self._config.checkpoint.env_rows and len(_nodes(formation)) > 1:
+            at = session.safe_point(iteration)
+            every = env.num_envs // env.block
+            self._rows.gather(session, at, every, keeps=formation.rank == 0)
 
     def _unwrap(self) -> None:
         self._session.group.unwrap(self._module)
@@ -108,6 +119,7 @@ class TrainingLoop:
         session.ledger.switch("drain")
         session.set_phase("leaving")
         session.await_formed_mark()
+        self._gather(formation, session.state.committed)
         if session.rank == 0:
             with session.presence.alive():
                 self._checkpoints.save_once()
@@ -116,6 +128,7 @@ class TrainingLoop:
         raise Left("finished" if self._reached_end(formation) else "stopped")
 
     def _hold(self, formation: Formation) -> None:
+        self._gather(formation, self._session.state.committed)
         if formation.rank == 0:
             self._session.await_formed_mark()
             with self._session.presence.alive():
@@ -187,6 +200,8 @@ class TrainingLoop:
                 self._on_optimiser_step,
             )
         session.ledger.switch("statistics")
+        if self._checkpoints.due_after(session.state.committed + 1):
+            self._gather(formation, session.state.committed + 1)
         record = session.finish_iteration(
             self._learner.pack(rollout),
             self._learner.merge,
@@ -202,3 +217,7 @@ class TrainingLoop:
             session.set_phase("checkpoint")
             self._checkpoints.maybe_submit(record.metrics)
         session.check_orders()
+
+
+def _nodes(formation: Formation) -> set[str]:
+    return {member.key.node for member in formation.plan.members}

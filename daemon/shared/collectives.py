@@ -159,7 +159,8 @@ MOVES: Final = (
         "env rows for nodes that lack them, if one rank sends all",
     ),
 )
-"""Only with ``env.backup = "node"``, and in generations of several nodes."""
+"""Only with ``env.backup = "node"``, and in generations of several nodes; with ``checkpoint.env_rows`` also
+before each checkpoint."""
 
 NAMES: Final = tuple(entry.name for entry in (*TABLE, *ORDERED, *MOVES))
 

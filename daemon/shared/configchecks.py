@@ -69,6 +69,13 @@ def _check_backup(config: Config) -> None:
         raise ConfigError(
             'checkpoint.env_rows = true needs env.backup = "node": env rows are read from that backup'
         )
+    many = config.membership.backend != "embedded"
+    if config.checkpoint.env_rows and many and config.checkpoint.every_s is not None:
+        raise ConfigError(
+            f"checkpoint.env_rows = true with several nodes does not go with checkpoint.every_s = "
+            f"{config.checkpoint.every_s:g}: all ranks gather the rows, and a clock is rank 0's alone; take "
+            "checkpoint.every_iterations"
+        )
 
 
 def _check_auxiliary(config: Config) -> None:

@@ -6,7 +6,7 @@ go on from one iteration to the next only if they stand exactly at the safe poin
 there is one (``env.backup``), else the envs begin new episodes: they are *cut*.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rallypoint.trainer.elastic.collectives import Collectives
 from rallypoint.trainer.elastic.registry import StateRegistry
 from rallypoint.trainer.elastic.rowsfile import Rows, RowsFiles
-from rallypoint.trainer.elastic.rowsmove import exchange
+from rallypoint.trainer.elastic.rowsmove import Keep, exchange
 from rallypoint.trainer.envs.base import VecEnv
 from rallypoint.trainer.errors import EnvError
 
@@ -78,8 +78,26 @@ class EnvRows:
         if self._backup is not None:
             stand = self._env.env_ids if self._stands_at == at else ()
             wanted = [b for b in blocks if b * self._block not in stand]
+            self._exchange(collectives, at, wanted, self._backup.receive, every)
+
+    def gather(self, collectives: Collectives, at: SafePoint, every: int, *, keeps: bool) -> None:
+        """Bring the rows of all envs at this safe point to the node of the rank that ``keeps`` them; all
+        ranks do so together. What no node has (an env that is cut) is left out."""
+        if self._backup is not None:
+            wanted = range(every) if keeps else ()
+            self._exchange(collectives, at, wanted, self._backup.gather, every)
+
+    def _exchange(
+        self,
+        collectives: Collectives,
+        at: SafePoint,
+        wanted: Collection[int],
+        keep: Keep,
+        every: int,
+    ) -> None:
+        if self._backup is not None:
             exchange(
-                *(collectives, self._backup, at.lineage, at.iteration, wanted),
+                *(collectives, self._backup, at.lineage, at.iteration, wanted, keep),
                 blocks=every,
                 size=self._block,
             )

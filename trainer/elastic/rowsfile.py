@@ -43,6 +43,10 @@ class RowsFiles:
         """Keep rows that came from another node, beside those of `save`."""
         self._write(f"{self._slot}-received", lineage, iteration, env_ids, rows)
 
+    def gather(self, lineage: str, iteration: int, env_ids: NDArray[np.int64], rows: Rows) -> None:
+        """Keep rows of other nodes for a checkpoint, beside those of `save` and `receive`."""
+        self._write(f"{self._slot}-gathered", lineage, iteration, env_ids, rows)
+
     def _write(
         self, name: str, lineage: str, iteration: int, env_ids: NDArray[np.int64], rows: Rows
     ) -> None:

@@ -1,19 +1,24 @@
-"""Env rows from one node to another, at the beginning of a generation.
+"""Env rows from one node to another, at the beginning of a generation and before a checkpoint.
 
 On one node rows are found in the files of its slots. Where a plan gives an env block to a worker of
 another node, a rank of the node that has its rows sends them to all, and the new owner keeps them in
-files of its own node. Only generations of several nodes run these collectives.
+files of its own node. The same brings the rows of all envs to rank 0's node before it commits a
+checkpoint that holds them. Only generations of several nodes run these collectives.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rallypoint.checkpointing import tensorfile
 from rallypoint.trainer.elastic.collectives import Collectives
-from rallypoint.trainer.elastic.rowsfile import ENV_IDS, RowsFiles
+from rallypoint.trainer.elastic.rowsfile import ENV_IDS, Rows, RowsFiles
+
+Keep = Callable[[str, int, NDArray[np.int64], Rows], None]
+"""Writes rows of a safe point (lineage, iteration) of these envs."""
 
 
 def exchange(
@@ -22,12 +27,13 @@ def exchange(
     lineage: str,
     iteration: int,
     wanted: Collection[int],
+    keep: Keep,
     *,
     blocks: int,
     size: int,
 ) -> None:
     """Bring the rows of this safe point of the ``wanted`` env blocks (of 0 … ``blocks`` - 1, ``size``
-    envs each) to this node, as far as any node has them."""
+    envs each) to this node, as far as any node has them: ``keep`` writes what came."""
     every = np.arange(blocks * size, dtype=np.int64)
     ids, rows = files.find(lineage, iteration, every)
     here = set((ids // size).tolist())
@@ -55,7 +61,7 @@ def exchange(
             received.append({name: tensor[kept] for name, tensor in tensors.items()})
     if received:
         joined = {name: torch.cat([part[name] for part in received]) for name in received[0]}
-        files.receive(lineage, iteration, joined.pop(ENV_IDS).numpy(), joined)
+        keep(lineage, iteration, joined.pop(ENV_IDS).numpy(), joined)
 
 
 def _pack(tensors: dict[str, Tensor]) -> Tensor:

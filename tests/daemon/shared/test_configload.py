@@ -262,6 +262,9 @@ def test_a_backup_of_envs_needs_somebody_who_takes_them_over() -> None:
         load(command_line=assigned("env.backup=node"))
     with pytest.raises(ConfigError, match=r'needs env.backup = "node"'):
         load(command_line=assigned("checkpoint.env_rows=true"))
+    every_s = (*ETCD, "env.backup=node", "env.budget=global", "checkpoint.every_s=60")
+    with pytest.raises(ConfigError, match=r"does not go with checkpoint.every_s = 60"):
+        load(command_line=assigned(*every_s, "checkpoint.env_rows=true"))
     exact = assigned("env.backup=node", "env.budget=global", "checkpoint.env_rows=true")
     assert load(command_line=exact).config.checkpoint.env_rows
 

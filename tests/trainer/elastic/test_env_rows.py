@@ -235,7 +235,8 @@ def test_rows_come_from_whatever_node_has_them(tmp_path: Path) -> None:
     wanted = ((0, 3), (2,), (1, 4))
 
     def move(rank: LockStepRank) -> None:
-        exchange(rank, nodes[rank.rank], LINEAGE, 6, wanted[rank.rank], blocks=5, size=BLOCK)
+        files = nodes[rank.rank]
+        exchange(rank, files, LINEAGE, 6, wanted[rank.rank], files.receive, blocks=5, size=BLOCK)
 
     group = LockStepGroup(3)
     group.run(move)
@@ -249,7 +250,30 @@ def test_rows_come_from_whatever_node_has_them(tmp_path: Path) -> None:
     assert nodes[0].find(LINEAGE, 6, envrows.env_ids((1,), BLOCK))[0].size == BLOCK, "still there"
 
 
+def test_rows_of_all_envs_are_gathered_beside_those_that_were_received(tmp_path: Path) -> None:
+    """At one safe point: first the new owner gets its block, then rank 0's node gets all for a checkpoint."""
+    for node in ("a", "b"):
+        (tmp_path / node).mkdir()
+    nodes = [RowsFiles(tmp_path / node, 0) for node in ("a", "b")]
+    for files, block in zip(nodes, (0, 1), strict=True):
+        env_ids = envrows.env_ids((block, block + 2), BLOCK)
+        files.save(LINEAGE, 6, env_ids, rows(*(600.0 + env_ids)))
+
+    def move(rank: LockStepRank) -> None:
+        files = nodes[rank.rank]
+        received, gathered = ((1,), ()), (range(4), ())
+        for wanted, keep in ((received, files.receive), (gathered, files.gather)):
+            exchange(rank, files, LINEAGE, 6, wanted[rank.rank], keep, blocks=4, size=BLOCK)
+
+    LockStepGroup(2).run(move)
+    every = np.arange(4 * BLOCK)
+    found, values = nodes[0].find(LINEAGE, 6, every)
+    assert sorted(found.tolist()) == every.tolist()
+    assert values["env/x"].flatten().tolist() == (600.0 + found).tolist()
+    assert len(nodes[1].find(LINEAGE, 6, every)[0]) == 2 * BLOCK, "sent to nobody else"
+
+
 def test_nothing_to_move_moves_nothing(tmp_path: Path) -> None:
     files = RowsFiles(tmp_path, 0)
-    exchange(SingleProcess(), files, LINEAGE, 1, (0, 1), blocks=2, size=BLOCK)
+    exchange(SingleProcess(), files, LINEAGE, 1, (0, 1), files.receive, blocks=2, size=BLOCK)
     assert not list(tmp_path.iterdir())
