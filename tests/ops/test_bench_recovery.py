@@ -1,8 +1,10 @@
 """The recovery benchmark: what it makes of what it saw, and a real run of it."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -279,3 +281,33 @@ def test_real_nodes_are_lost_and_come_back(tmp_path: Path) -> None:
     if "silent" in drills:
         assert document["losses"][1]["total_s"] > 1.0, "nothing but the lease shows it"
     assert "node killed, detect_s 2" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(not network.possible(), reason="network namespaces need root and iproute2")
+def test_a_benchmark_that_is_ended_leaves_no_network_behind(tmp_path: Path) -> None:
+    system_binaries()
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        bench = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "rallypoint.daemon.cli", "bench", "recovery"),
+                *("--nodes", "3", "--task", "pointmass", "--no-peer"),
+            ],
+            stdout=output,
+            stderr=output,
+        )
+    mine = f"rallypoint-bench-{bench.pid}-"
+    deadline_s = time.monotonic() + 60.0
+    while f"{mine}n2" not in namespaces():
+        assert bench.poll() is None, log.read_text()
+        assert time.monotonic() < deadline_s, "no network was made"
+        time.sleep(0.05)
+    bench.terminate()
+    assert bench.wait(60.0) == 128 + signal.SIGTERM
+    assert mine not in namespaces()
+
+
+def namespaces() -> str:
+    return " ".join(path.name for path in Path("/run/netns").glob("*"))
