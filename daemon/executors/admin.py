@@ -67,11 +67,11 @@ class AdminHandler(Protocol):
         """Change the world size of the job. Why that cannot be, else ""."""
         ...
 
-    def quarantined(self) -> list[dict[str, Any]]:
+    async def quarantined(self) -> list[dict[str, Any]]:
         """Slots in quarantine: ``node``, ``slot``, ``cause``, ``failures``, ``reason``, ``seconds_left``."""
         ...
 
-    def clear_quarantine(self, node: str | None, slot: int | None) -> list[int]:
+    async def clear_quarantine(self, node: str | None, slot: int | None) -> list[int]:
         """Let one slot of a node, or all (None), start again; which do."""
         ...
 
@@ -131,9 +131,9 @@ class AdminServer:
         if request.command == "status":
             return {"status": await self._handler.status()}
         if request.command == "quarantine":
-            return {"quarantined": self._handler.quarantined()}
+            return {"quarantined": await self._handler.quarantined()}
         if request.command == "quarantine_clear":
-            return {"cleared": self._handler.clear_quarantine(request.node, request.slot)}
+            return {"cleared": await self._handler.clear_quarantine(request.node, request.slot)}
         if request.command in ("pause", "resume", "scale"):
             refusal = self._wish(request)
             return {"error": refusal} if refusal else {"accepted": True}

@@ -69,9 +69,12 @@ class Requests:
 
     async def status(self) -> dict[str, Any]:
         """The document of ``rallypoint status --json``, of the whole job as it is now."""
+        await self._refresh()
+        return self._asked.status()
+
+    async def _refresh(self) -> None:
         if self._membership.joined:
             await self._membership.neighbours.refresh()
-        return self._asked.status()
 
     def request_stop(self, reason: str) -> None:
         """Stop the job: agree, checkpoint, leave."""
@@ -137,16 +140,17 @@ class Requests:
         if self._membership.joined:
             self._emit(CheckpointAdvised(reason))
 
-    def quarantined(self) -> list[dict[str, Any]]:
+    async def quarantined(self) -> list[dict[str, Any]]:
         """Slots in quarantine on any node, as ``rallypoint quarantine list`` shows them."""
+        await self._refresh()
         others = self._membership.neighbours.records()
         return status.quarantined(self._asked.node_state, time.monotonic(), others)
 
-    def clear_quarantine(self, node: str | None, slot: int | None) -> list[int]:
+    async def clear_quarantine(self, node: str | None, slot: int | None) -> list[int]:
         """Let quarantined slots of a node (None: this one) start again: this slot, or all. Another node
         hears of it through the job's record."""
         name = node or self._config.node.name
-        found = [entry["slot"] for entry in self.quarantined() if entry["node"] == name]
+        found = [entry["slot"] for entry in await self.quarantined() if entry["node"] == name]
         cleared = [number for number in found if slot in (None, number)]
         if cleared and name == self._config.node.name:
             self._emit(QuarantineCleared(slot))

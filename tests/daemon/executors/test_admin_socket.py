@@ -35,10 +35,10 @@ class Supervisor:
     def request_scale(self, workers: int) -> str:
         return "" if workers == 2 else f"{workers} workers are too many"
 
-    def quarantined(self) -> list[dict[str, Any]]:
+    async def quarantined(self) -> list[dict[str, Any]]:
         return [{"slot": 1}]
 
-    def clear_quarantine(self, node: str | None, slot: int | None) -> list[int]:
+    async def clear_quarantine(self, node: str | None, slot: int | None) -> list[int]:
         return [1] if node is None and slot in (None, 1) else []
 
 
