@@ -1,8 +1,9 @@
 """Reading one checkpoint: nothing is trusted before its files verify against its manifest."""
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +16,10 @@ from rallypoint.checkpointing.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
     CheckpointInfo,
+    FileRecord,
     Manifest,
 )
-from rallypoint.checkpointing.storage import Storage
+from rallypoint.checkpointing.storage import ReadableFile, Storage
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,9 @@ def read_manifest(storage: Storage, info: CheckpointInfo) -> Manifest:
 
 def load_manifest(storage: Storage, directory: str, path: str) -> Manifest:
     """The manifest in ``directory``, whose full path is ``path``. Raises as `read_manifest`."""
-    data = _read(storage, directory, MANIFEST_FILE, path, MAX_MANIFEST_BYTES)
-    return manifests.decode(data.numpy().tobytes(), f"{path}/{MANIFEST_FILE}")
+    with _opened(storage, directory, MANIFEST_FILE, path, MAX_MANIFEST_BYTES) as (file, _):
+        data = file.read() or b""
+    return manifests.decode(data, f"{path}/{MANIFEST_FILE}")
 
 
 def read_checkpoint(storage: Storage, info: CheckpointInfo) -> LoadedCheckpoint:
@@ -61,31 +64,58 @@ def read_checkpoint(storage: Storage, info: CheckpointInfo) -> LoadedCheckpoint:
     tensors: dict[str, Tensor] = {}
     for name, record in manifest.files.items():
         path = f"{info.path}/{name}"
-        digest = hashlib.sha256()
-        data = _read(storage, info.directory, name, info.path, record.size_bytes, digest.update)
-        if data.numel() != record.size_bytes:
-            raise DamagedCheckpoint(
-                f"{path}: has {data.numel()} bytes, its manifest says {record.size_bytes}"
-            )
-        checksum = f"sha256-{digest.hexdigest()}"
-        if checksum != record.checksum:
-            raise DamagedCheckpoint(f"{path}: is {checksum}, its manifest says {record.checksum}")
+        with _opened(storage, info.directory, name, info.path, record.size_bytes) as (file, size):
+            data = torch.empty(size, dtype=torch.uint8)
+            _require(record, *_digest(file, data.numpy().data), path)
         found = tensorfile.parse(data, path)
-        _check_tensors(found, manifest, name, path)
+        held = {n: (tensorfile.dtype_name(n, t), tuple(t.shape)) for n, t in found.items()}
+        _check_tensors(held, manifest, name, path)
         tensors.update(found)
     return LoadedCheckpoint(info, manifest, tensors)
 
 
-def _read(
-    storage: Storage,
-    directory: str,
-    name: str,
-    parent: str,
-    limit_bytes: int,
-    update: Callable[[memoryview], None] = lambda piece: None,
-) -> Tensor:
-    """The bytes of a file (uint8), each piece shown to ``update`` while it is in the cache. Memory
-    is taken for what the file has, not for what somebody claims, and not cleared first."""
+def verify_checkpoint(storage: Storage, info: CheckpointInfo) -> None:
+    """As `read_checkpoint`, keeping nothing: whatever the size, it takes the memory of a piece."""
+    manifest = read_manifest(storage, info)
+    for name, record in manifest.files.items():
+        path = f"{info.path}/{name}"
+        with _opened(storage, info.directory, name, info.path, record.size_bytes) as (file, size):
+            head = tensorfile.read_header(file, size)
+            file.seek(0)
+            _require(record, *_digest(file, memoryview(bytearray(tensorfile.PIECE_BYTES))), path)
+        places = tensorfile.layout(head, size, path)
+        held = {n: (tensorfile.DTYPE_NAMES[at.dtype], at.shape) for n, at in places.items()}
+        _check_tensors(held, manifest, name, path)
+
+
+def _require(record: FileRecord, size_bytes: int, checksum: str, path: str) -> None:
+    if size_bytes != record.size_bytes:
+        raise DamagedCheckpoint(
+            f"{path}: has {size_bytes} bytes, its manifest says {record.size_bytes}"
+        )
+    if checksum != record.checksum:
+        raise DamagedCheckpoint(f"{path}: is {checksum}, its manifest says {record.checksum}")
+
+
+def _digest(file: ReadableFile, into: memoryview) -> tuple[int, str]:
+    """(bytes, checksum) of what is left of a file, read into ``into`` (again from its beginning, when it
+    is full), each piece hashed while it is in the cache."""
+    digest, done = hashlib.sha256(), 0
+    while True:
+        begin = done % max(1, len(into))
+        count = file.readinto(into[begin : begin + tensorfile.PIECE_BYTES])
+        if not count:
+            return done, f"sha256-{digest.hexdigest()}"
+        digest.update(into[begin : begin + count])
+        done += count
+
+
+@contextlib.contextmanager
+def _opened(
+    storage: Storage, directory: str, name: str, parent: str, limit_bytes: int
+) -> Iterator[tuple[ReadableFile, int]]:
+    """A file at its beginning, and its size. Memory is to be taken for what it has, not for what somebody
+    claims. Raises as `read_checkpoint`, also for what happens to it later."""
     try:
         with storage.open(directory, name) as file:
             size = file.seek(0, os.SEEK_END)
@@ -94,31 +124,22 @@ def _read(
                     f"{parent}/{name}: has {size} bytes, at most {limit_bytes} expected"
                 )
             file.seek(0)
-            data = torch.empty(size, dtype=torch.uint8)
-            view, done = data.numpy().data, 0
-            while done < size and (
-                count := file.readinto(view[done : done + tensorfile.PIECE_BYTES])
-            ):
-                update(view[done : done + count])
-                done += count
-            return data[:done]
+            yield file, size
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise DamagedCheckpoint(f"{parent}/{name} is missing") from error
     except OSError as error:
         raise CheckpointError(f"cannot read {parent}/{name}: {error}") from error
 
 
-def _check_tensors(found: dict[str, Tensor], manifest: Manifest, name: str, path: str) -> None:
+def _check_tensors(
+    held: Mapping[str, tuple[str, tuple[int, ...]]], manifest: Manifest, name: str, path: str
+) -> None:
     said = {
         key: (entry.dtype, entry.shape)
         for key, entry in manifest.entries.items()
         if entry.file == name
     }
-    held = {
-        key: (tensorfile.dtype_name(key, tensor), tuple(tensor.shape))
-        for key, tensor in found.items()
-    }
-    wrong = sorted(key for key in said | held if said.get(key) != held.get(key))
+    wrong = sorted(key for key in said.keys() | held.keys() if said.get(key) != held.get(key))
     if wrong:
         key = wrong[0]
         raise DamagedCheckpoint(

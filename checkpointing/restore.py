@@ -3,8 +3,8 @@
 from rallypoint.checkpointing import manifest as manifests
 from rallypoint.checkpointing.errors import CheckpointError, DamagedCheckpoint
 from rallypoint.checkpointing.manifest import MANIFEST_FILE, CheckpointInfo
+from rallypoint.checkpointing.opening import open_storage
 from rallypoint.checkpointing.reading import LoadedCheckpoint
-from rallypoint.checkpointing.storage import open_storage
 from rallypoint.checkpointing.store import CheckpointStore
 
 __all__ = ["LoadedCheckpoint", "find", "load_checkpoint"]

@@ -14,14 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
-import fsspec
-
-from rallypoint.checkpointing.errors import UnsupportedUrl
-
 Buffer = bytes | memoryview
 ReadableFile = io.RawIOBase | io.BufferedIOBase
 
-_SCHEME: Final = re.compile(r"([^/]+)://(.*)", re.DOTALL)
 _TEMPORARY: Final = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 
 
@@ -41,6 +36,10 @@ class Storage(Protocol):
         """Make a file out of ``parts`` in a claimed directory; when this returns it is durable, and
         nobody ever sees part of it. Raises FileExistsError, and changes nothing, when there is one
         of that name."""
+        ...
+
+    def put_if_absent(self, directory: str, name: str, data: bytes) -> None:
+        """As `create`, by the store's own condition alone, which `probe` puts to the proof."""
         ...
 
     def open(self, directory: str, name: str) -> ReadableFile:
@@ -89,6 +88,9 @@ class LocalStorage:
                 temporary.unlink()
         _sync_directory(folder)
 
+    def put_if_absent(self, directory: str, name: str, data: bytes) -> None:
+        self.create(directory, name, (data,))
+
     def open(self, directory: str, name: str) -> ReadableFile:
         return (self._root / directory / name).open("rb", buffering=0)
 
@@ -105,65 +107,6 @@ class LocalStorage:
             (folder / name).unlink(missing_ok=True)
         if folder.exists() and not any(folder.iterdir()):
             folder.rmdir()
-
-
-class FsspecStorage:
-    """A root on an fsspec file system that honours ``pipe_file(mode="create")``."""
-
-    def __init__(self, url: str) -> None:
-        self._fs, self._base = fsspec.core.url_to_fs(url)
-        self._base = self._base.rstrip("/")
-        self._url = url.rstrip("/")
-
-    @property
-    def root(self) -> str:
-        return self._url
-
-    def claim(self, directory: str) -> None:
-        return None
-
-    def create(self, directory: str, name: str, parts: Iterable[Buffer]) -> None:
-        data = b"".join(parts)
-        self._fs.pipe_file(f"{self._base}/{directory}/{name}", data, mode="create")
-
-    def open(self, directory: str, name: str) -> ReadableFile:
-        file: ReadableFile = self._fs.open(f"{self._base}/{directory}/{name}", "rb")
-        return file
-
-    def list(self, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
-        found: dict[str, dict[str, int]] = {}
-        for path, details in self._fs.find(self._base, detail=True).items():
-            directory, _, name = path[len(self._base) + 1 :].partition("/")
-            if name and wanted(directory):
-                found.setdefault(directory, {})[name] = details["size"]
-        return found
-
-    def remove(self, directory: str, names: Iterable[str]) -> None:
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.rm_file(f"{self._base}/{directory}/{name}")
-
-
-def open_storage(url: str) -> Storage:
-    """The storage at a path, a ``file://`` or a ``memory://`` URL (the latter lives and dies with
-    the process). Raises `UnsupportedUrl`, a `ConfigError`, for any other scheme."""
-    match = _SCHEME.fullmatch(url)
-    if match is None and url:
-        return LocalStorage(Path(url))
-    if match and match[1] == "file" and match[2].startswith("/"):
-        return LocalStorage(Path(match[2]))
-    if match and match[1] == "memory":
-        return FsspecStorage(url)
-    raise UnsupportedUrl(
-        f"checkpoint URL {url!r} is not supported yet; give a local directory, as a path or as "
-        "file:///absolute/path"
-    )
-
-
-def check_url(url: str) -> None:
-    """Raise `UnsupportedUrl`, a `ConfigError`, for a URL that checkpoints cannot go to. Touches
-    nothing."""
-    open_storage(url)
 
 
 def own_files(files: Mapping[str, int], known: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ was stopped between question and create never wins over those of later generatio
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from rallypoint.checkpointing import manifest as manifests
 from rallypoint.checkpointing import tensorfile
-from rallypoint.checkpointing.errors import CheckpointError, CommitRefused
+from rallypoint.checkpointing.errors import CheckpointError, CommitRefused, DamagedCheckpoint
 from rallypoint.checkpointing.manifest import (
     MANIFEST_FILE,
     SCHEMA,
@@ -29,15 +30,17 @@ from rallypoint.checkpointing.manifest import (
     FileRecord,
     Manifest,
 )
+from rallypoint.checkpointing.opening import open_storage
 from rallypoint.checkpointing.reading import (
     LoadedCheckpoint,
     load_manifest,
     read_checkpoint,
     read_manifest,
+    verify_checkpoint,
 )
-from rallypoint.checkpointing.storage import Storage, check_url, open_storage, own_files
+from rallypoint.checkpointing.storage import Storage, own_files
 
-__all__ = ["CheckpointInfo", "CheckpointStore", "CommitVerdict", "Pruned", "check_url"]
+__all__ = ["CheckpointInfo", "CheckpointStore", "CommitVerdict", "Pruned"]
 
 _OWN_FILES: Final = (MANIFEST_FILE, STATE_FILE)
 """What a save makes, in the order of removal: without a manifest nobody reads the rest."""
@@ -86,13 +89,15 @@ class CheckpointStore:
         self,
         url: str,
         *,
+        credentials_file: str | None = None,
         storage: Storage | None = None,
         new_attempt: Callable[[], str] = manifests.new_attempt,
     ) -> None:
-        """Touches nothing. Raises `UnsupportedUrl` (a `ConfigError`) for a URL of another scheme.
+        """Touches nothing. Raises `UnsupportedUrl` (a `ConfigError`) for a URL that cannot be used.
         ``storage`` replaces what the URL names."""
-        self._storage = open_storage(url) if storage is None else storage
+        self._storage = open_storage(url, credentials_file) if storage is None else storage
         self._new_attempt = new_attempt
+        self._is_ours = False
 
     @property
     def url(self) -> str:
@@ -162,7 +167,19 @@ class CheckpointStore:
     def verify(self, info: CheckpointInfo) -> None:
         """Read everything back. Raises `DamagedCheckpoint` naming the file and what differs, or
         `CheckpointError` when it cannot be read."""
-        read_checkpoint(self._storage, info)
+        verify_checkpoint(self._storage, info)
+
+    def verify_or_discard(self, info: CheckpointInfo) -> None:
+        """`verify` what this store has just committed; what is damaged is removed, as if never made."""
+        try:
+            self.verify(info)
+        except DamagedCheckpoint:
+            self._discard(info.directory)
+            raise
+
+    def load(self, info: CheckpointInfo) -> LoadedCheckpoint:
+        """Read and verify it. Raises as `verify`."""
+        return read_checkpoint(self._storage, info)
 
     def restore_newest(self) -> tuple[LoadedCheckpoint | None, tuple[str, ...]]:
         """The newest checkpoint that verifies, or None; and why each newer one does not."""
@@ -175,7 +192,7 @@ class CheckpointStore:
         skipped: list[str] = []
         for info in infos:
             try:
-                loaded = read_checkpoint(self._storage, info)
+                loaded = self.load(info)
             except CheckpointError as error:
                 skipped.append(str(error))
                 continue
@@ -231,6 +248,7 @@ class CheckpointStore:
 
         self._storage.claim(directory)
         self._storage.create(directory, STATE_FILE, parts())
+        self._require_size(directory, size_bytes)
         record = FileRecord(size_bytes=size_bytes, checksum=f"sha256-{digest.hexdigest()}")
         data = manifests.encode(
             Manifest(
@@ -255,6 +273,15 @@ class CheckpointStore:
             size_bytes=size_bytes + len(data),
         )
 
+    def _require_size(self, directory: str, size_bytes: int) -> None:
+        """A put that was cut, or what somebody has removed since, gets no manifest."""
+        with self._storage.open(directory, STATE_FILE) as file:
+            found = file.seek(0, os.SEEK_END)
+        if found != size_bytes:
+            raise OSError(
+                f"{STATE_FILE} has {found} bytes there, of {size_bytes} that were written"
+            )
+
     def _discard(self, directory: str) -> None:
         """Our name, so our litter. What cannot be removed now is collected after a later commit."""
         with contextlib.suppress(OSError):
@@ -274,7 +301,10 @@ class CheckpointStore:
         return sorted(found, key=lambda f: (f.info.order, f.info.attempt), reverse=True)
 
     def _require_own_root(self, job: str) -> None:
-        """One URL, one job: else retention and restore would mix two of them up."""
+        """One URL, one job: else retention and restore would mix two of them up. Whoever comes later sees
+        ours, so one look is enough."""
+        if self._is_ours:
+            return
         for info in self.list():
             try:
                 other = read_manifest(self._storage, info).job
@@ -285,6 +315,7 @@ class CheckpointStore:
                     f"{self.url} holds checkpoints of job {other!r}, not of {job!r}: "
                     "give every job its own checkpoint.url"
                 )
+            self._is_ours = True
             return
 
     def _is_intact(self, found: _Found, *, fully: bool) -> bool:

@@ -8,6 +8,7 @@ neither holds the interpreter lock for long while training goes on beside it.
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import msgspec
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rallypoint.checkpointing.errors import CheckpointError, DamagedCheckpoint, NonFiniteState
+from rallypoint.checkpointing.storage import Buffer, ReadableFile
 
 PIECE_BYTES: Final = 2**20
 """Read, written and hashed at once, while it is in the cache."""
@@ -90,31 +92,59 @@ def stream(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
             yield data[begin : begin + PIECE_BYTES]
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies in a file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    """Bytes from the beginning of the file."""
+
+
 def parse(data: Tensor, path: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file, as views into ``data``, its bytes (uint8, on the CPU).
 
     Raises `DamagedCheckpoint`, naming ``path``, for bytes that are not such a file."""
+    length = int.from_bytes(data[:8].numpy().tobytes(), "little")
+    places = layout(data[: 8 + length].numpy().data, data.numel(), path)
+    return {
+        name: data[place.begin : place.end].view(place.dtype).reshape(place.shape)
+        for name, place in places.items()
+    }
+
+
+def read_header(file: ReadableFile, size_bytes: int) -> bytes:
+    """As much of a safetensors file as `layout` needs, from a file at its beginning."""
+    head = file.read(8) or b""
+    return head + (file.read(min(size_bytes, int.from_bytes(head, "little"))) or b"")
+
+
+def layout(head: Buffer, size_bytes: int, path: str) -> dict[str, Place]:
+    """Where the tensors are in a safetensors file of this size that begins with ``head``, which holds
+    its header. Raises as `parse`."""
     try:
-        length = int.from_bytes(data[:8].numpy().tobytes(), "little")
+        length = int.from_bytes(head[:8], "little")
         start = 8 + length
-        if start > data.numel():
-            raise ValueError(f"a header of {length} bytes in a file of {data.numel()}")
-        header = msgspec.json.decode(data[8:start].numpy().data, type=dict[str, _Header])
-        return {name: _view(name, data, start, entry) for name, entry in header.items()}
+        if start > size_bytes:
+            raise ValueError(f"a header of {length} bytes in a file of {size_bytes}")
+        header = msgspec.json.decode(head[8:start], type=dict[str, _Header])
+        return {name: _place(name, size_bytes, start, entry) for name, entry in header.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise DamagedCheckpoint(f"{path}: not a file of tensors: {error}") from error
 
 
-def _view(name: str, data: Tensor, start: int, entry: _Header) -> Tensor:
+def _place(name: str, size_bytes: int, start: int, entry: _Header) -> Place:
     dtype = _DTYPES.get(entry.dtype)
     if dtype is None:
         raise ValueError(f"tensor {name!r} has the unknown number type {entry.dtype!r}")
     begin, end = (start + offset for offset in entry.data_offsets)
-    size_bytes = math.prod(entry.shape) * dtype.itemsize
+    expected = math.prod(entry.shape) * dtype.itemsize
     aligned = begin % dtype.itemsize == 0
-    if not (start <= begin and end <= data.numel() and end - begin == size_bytes and aligned):
+    if not (start <= begin and end <= size_bytes and end - begin == expected and aligned):
         raise ValueError(
             f"tensor {name!r} ({entry.dtype}, shape {list(entry.shape)}) cannot be at bytes "
-            f"{entry.data_offsets} of {data.numel() - start}"
+            f"{entry.data_offsets} of {size_bytes - start}"
         )
-    return data[begin:end].view(dtype).reshape(entry.shape)
+    return Place(dtype, entry.shape, begin, end)

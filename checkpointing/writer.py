@@ -1,6 +1,7 @@
-"""Commits off the training path: a copy of the state now, everything else in a background thread.
+"""Commits off the training path, in a background thread: of a snapshot that is lent to the writer.
 
-Memory: at most two copies of the state, reused from save to save.
+Memory: a writer holds at most two snapshots, the one in flight and the one that waits, and beside them
+what its storage and the verification hold of a file (16 MiB each).
 """
 
 import sys
@@ -9,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from rallypoint.checkpointing.errors import CheckpointError
@@ -18,14 +18,28 @@ from rallypoint.checkpointing.store import CheckpointStore, CommitVerdict, no_fa
 
 
 @dataclass(frozen=True)
+class Snapshot:
+    """A state on the CPU that does not change until it is released."""
+
+    tensors: Mapping[str, Tensor]
+    scopes: Mapping[str, str]
+    release: Callable[[], None] = lambda: None
+    """Called once, in any thread, when nobody reads it any more."""
+    stall_s: float = 0.0
+    """How long the training loop stood still to take it."""
+
+
+@dataclass(frozen=True)
 class SaveDone:
     """A checkpoint is committed, and was read back and verified."""
 
     info: CheckpointInfo
     stall_s: float
-    """How long the training loop stood still for the copy."""
+    """How long the training loop stood still: to take the snapshot, and to hand it over."""
     persist_s: float
-    """From the start of the write to the end of the verification."""
+    """From the start of the write to the committed manifest."""
+    verify_s: float
+    """From there until everything was read back."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +54,7 @@ class SaveFailed:
 
 @dataclass
 class _Job:
-    tensors: dict[str, Tensor]
-    scopes: dict[str, str]
+    snapshot: Snapshot
     meta: CheckpointMeta
     stall_s: float
     ended: threading.Event = field(default_factory=threading.Event)
@@ -80,29 +93,21 @@ class CheckpointWriter:
         self._changed = threading.Condition()
         self._waiting: _Job | None = None
         self._in_flight: _Job | None = None
-        self._free: list[dict[str, Tensor]] = []
         self._closed = False
         # A daemon: a store that hangs must not keep the process from exiting.
         self._thread = threading.Thread(target=self._loop, name="checkpoint-writer", daemon=True)
         self._thread.start()
 
-    def submit(
-        self, tensors: Mapping[str, Tensor], scopes: Mapping[str, str], meta: CheckpointMeta
-    ) -> float:
-        """Copy ``tensors`` and have the copy saved in the background. Returns seconds of stall."""
-        return self._enqueue(tensors, scopes, meta).stall_s
+    def submit(self, snapshot: Snapshot, meta: CheckpointMeta) -> float:
+        """Have the snapshot saved in the background. Returns seconds of stall."""
+        return self._enqueue(snapshot, meta).stall_s
 
     def save_now(
-        self,
-        tensors: Mapping[str, Tensor],
-        scopes: Mapping[str, str],
-        meta: CheckpointMeta,
-        *,
-        timeout_s: float,
+        self, snapshot: Snapshot, meta: CheckpointMeta, *, timeout_s: float
     ) -> SaveDone | SaveFailed:
         """As `submit`, and wait for the outcome, which the callbacks get too. After ``timeout_s``
         seconds it is a failure for the caller, though the save may still end later."""
-        job = self._enqueue(tensors, scopes, meta)
+        job = self._enqueue(snapshot, meta)
         job.ended.wait(timeout_s)
         return job.result or job.failed(
             CheckpointError(f"{self._store.url}: not committed within {timeout_s} s")
@@ -122,27 +127,25 @@ class CheckpointWriter:
             self._changed.notify_all()
         if dropped is not None:
             self._fail(dropped, CheckpointError("the writer was closed before this save began"))
+            dropped.snapshot.release()
         self._thread.join(timeout_s)
 
     def _is_idle(self) -> bool:
         return self._waiting is None and self._in_flight is None
 
-    def _enqueue(
-        self, tensors: Mapping[str, Tensor], scopes: Mapping[str, str], meta: CheckpointMeta
-    ) -> _Job:
+    def _enqueue(self, snapshot: Snapshot, meta: CheckpointMeta) -> _Job:
         begin_s = time.perf_counter()
+        job = _Job(snapshot, meta, snapshot.stall_s)
         with self._changed:
-            replaced, self._waiting = self._waiting, None
-            if replaced is not None:
-                self._free.append(replaced.tensors)
-            buffer = self._free.pop() if self._free else None
-        job = _Job(_copy(tensors, buffer), dict(scopes), meta, time.perf_counter() - begin_s)
-        with self._changed:
-            if not self._closed:
-                self._waiting = job
-                self._changed.notify_all()
-                return job
-        self._fail(job, CheckpointError("the writer is closed"))
+            closed = self._closed
+            replaced, self._waiting = self._waiting, None if closed else job
+            job.stall_s += time.perf_counter() - begin_s
+            self._changed.notify_all()
+        if replaced is not None:
+            replaced.snapshot.release()
+        if closed:
+            self._fail(job, CheckpointError("the writer is closed"))
+            snapshot.release()
         return job
 
     def _loop(self) -> None:
@@ -161,9 +164,9 @@ class CheckpointWriter:
                 )
             finally:
                 job.ended.set()
+                job.snapshot.release()
                 with self._changed:
                     self._in_flight = None
-                    self._free.append(job.tensors)
                     self._changed.notify_all()
 
     def _perform(self, job: _Job) -> None:
@@ -171,17 +174,19 @@ class CheckpointWriter:
         begin_s = time.perf_counter()
         try:
             info = self._store.save(
-                job.tensors,
-                job.scopes,
+                job.snapshot.tensors,
+                job.snapshot.scopes,
                 job.meta,
                 may_commit=lambda: self._may_commit(generation, iteration),
                 hit=self._hit,
             )
-            self._store.verify(info)
+            persist_s = time.perf_counter() - begin_s
+            self._store.verify_or_discard(info)
         except Exception as error:  # noqa: BLE001 - whatever it is: reported, training goes on
             self._fail(job, error)
             return
-        job.result = SaveDone(info, job.stall_s, time.perf_counter() - begin_s)
+        verify_s = time.perf_counter() - begin_s - persist_s
+        job.result = SaveDone(info, job.stall_s, persist_s, verify_s)
         self._on_done(job.result)
         job.ended.set()
         self._prune(job, info)
@@ -199,22 +204,3 @@ class CheckpointWriter:
         job.result = job.failed(error)
         job.ended.set()
         self._on_failed(job.result)
-
-
-def _copy(tensors: Mapping[str, Tensor], buffer: dict[str, Tensor] | None) -> dict[str, Tensor]:
-    """A copy on the CPU, in the memory of ``buffer`` when that has the same layout: fresh memory
-    costs several times the copy itself."""
-    if buffer is None or not _same_layout(tensors, buffer):
-        buffer = {
-            name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            for name, tensor in tensors.items()
-        }
-    for name, tensor in tensors.items():
-        buffer[name].copy_(tensor.detach())
-    return buffer
-
-
-def _same_layout(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(
-        a[name].shape == b[name].shape and a[name].dtype == b[name].dtype for name in a
-    )

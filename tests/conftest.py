@@ -15,6 +15,8 @@ import pytest
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 os.environ["MPLBACKEND"] = "Agg"
+# gcsfs asks a service that no emulator has, and waits a minute for it.
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 for _name in [name for name in os.environ if name.startswith("RALLYPOINT_")]:
     del os.environ[_name]  # a developer's own settings do not reach the tests
 

@@ -1,8 +1,9 @@
-"""The worker's checkpoints: when to commit, the question to the supervisor, and restoring."""
+"""The worker's commits: when, to which tier, and the question to the supervisor."""
 
+import functools
 import time
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,82 +11,122 @@ import torch
 
 from rallypoint import __version__
 from rallypoint.checkpointing.manifest import CheckpointMeta
-from rallypoint.checkpointing.reading import LoadedCheckpoint
 from rallypoint.checkpointing.store import CheckpointStore, CommitVerdict
-from rallypoint.checkpointing.writer import CheckpointWriter, SaveDone, SaveFailed
+from rallypoint.checkpointing.writer import CheckpointWriter, SaveDone, SaveFailed, Snapshot
 from rallypoint.daemon.shared import messages
-from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.config import CheckpointSection, Config
 from rallypoint.daemon.shared.configload import RECORDED, config_hash
 from rallypoint.daemon.shared.failpoints import Failpoints
-from rallypoint.trainer import fitting, warmstart
 from rallypoint.trainer.elastic.registry import Scope
 from rallypoint.trainer.elastic.rowsfile import RowsFiles
 from rallypoint.trainer.elastic.session import ElasticSession
-from rallypoint.trainer.errors import TrainerError
+from rallypoint.trainer.restoring import ENV_IDS, ROWS
 from rallypoint.trainer.rollout import Rollout
 
-_ROWS: Final = "env_rows/"
-_ENV_IDS: Final = f"{_ROWS}env_ids"
+
+class Tier:
+    """One place for checkpoints, with its own period, retention and writer."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        *,
+        every_iterations: int,
+        every_s: float | None,
+        write: Callable[[CheckpointStore], CheckpointWriter],
+    ) -> None:
+        self.store = store
+        self.writer = write(store)
+        self._every_iterations = every_iterations
+        self._every_s = every_s
+        self._last_s = time.monotonic()
+        self.last_iteration = -1
+        """The newest iteration that was handed over."""
+
+    def is_due_by_count(self, iteration: int) -> bool:
+        """Whether it is due after this iteration, as every rank can tell."""
+        return iteration % self._every_iterations == 0
+
+    def is_due(self, iteration: int) -> bool:
+        """Whether one of the periods is over."""
+        return self.is_due_by_count(iteration) or (
+            self._every_s is not None and time.monotonic() - self._last_s >= self._every_s
+        )
+
+    def take(self, iteration: int) -> None:
+        """Note that this iteration is handed over now."""
+        self._last_s = time.monotonic()
+        self.last_iteration = iteration
 
 
 class CheckpointKeeper:
-    """Commits checkpoints of the session's committed state, from whichever rank is 0."""
+    """Commits checkpoints of the session's committed state, from whichever rank is 0: each of the
+    `tiers` by its own period, the first one also when the job holds, ends or restores."""
 
     def __init__(
         self,
         config: Config,
-        url: str,
+        directory: str,
         session: ElasticSession[Rollout],
         failpoints: Failpoints,
         answer_s: float,
         backup: RowsFiles | None,
     ) -> None:
-        """``backup`` is where env rows are read from and restored to, if that is asked for."""
+        """``directory``: for checkpoints on the local disk; ``backup``: where env rows are read from, if
+        that is asked for."""
         self._config = config
         self._session = session
+        self._failpoints = failpoints
         self._answer_s = answer_s
         self._rows = backup if config.checkpoint.env_rows else None
-        self._store = CheckpointStore(url)
-        self._last_s = time.monotonic()
-        self._last_iteration = -1
         self._served = 0
         """How many of the supervisor's wishes for a checkpoint have been met."""
-        self._writer = CheckpointWriter(
-            self._store,
+        self.tiers = self._make_tiers(config.checkpoint, directory)
+
+    @property
+    def _first(self) -> Tier:
+        return self.tiers[0]
+
+    def _make_tiers(self, section: CheckpointSection, directory: str) -> tuple[Tier, ...]:
+        """``checkpoint.url``, or the directory in its place; then the directory beside it."""
+        first = Tier(
+            CheckpointStore(section.url or directory, credentials_file=section.credentials_file),
+            every_iterations=section.every_iterations,
+            every_s=section.every_s,
+            write=functools.partial(self._writer, section.keep_last),
+        )
+        if section.local_every_iterations is None:
+            return (first,)
+        second = Tier(
+            CheckpointStore(directory),
+            every_iterations=section.local_every_iterations,
+            every_s=None,
+            write=functools.partial(self._writer, section.local_keep_last),
+        )
+        return first, second
+
+    def _writer(self, keep_last: int, store: CheckpointStore) -> CheckpointWriter:
+        session = self._session
+        return CheckpointWriter(
+            store,
             may_commit=self._may_commit,
             on_done=self._on_done,
             on_failed=self._on_failed,
-            keep_last=config.checkpoint.keep_last,
-            hit=lambda name: failpoints.hit(
+            keep_last=keep_last,
+            hit=lambda name: self._failpoints.hit(
                 name, rank=session.rank, iteration=session.state.committed
             ),
         )
-        session.load_checkpoint = self._restore
-        session.find_checkpoint = self.newest_verified
-        session.load_warm_start = self._warm_start
-
-    def newest_verified(self) -> tuple[int, int] | None:
-        """(generation, iteration) of the newest checkpoint that verifies. Raises `CheckpointMismatch`, with
-        what differs, when it does not fit this job: no worker begins then."""
-        loaded, _ = self._store.restore_newest()
-        if loaded is None:
-            return None
-        self._require_fit(loaded)
-        return loaded.info.order
 
     def due_after(self, iteration: int) -> bool:
         """Whether every rank knows that rank 0 commits a checkpoint after this iteration."""
-        return iteration % self._config.checkpoint.every_iterations == 0
+        return any(tier.is_due_by_count(iteration) for tier in self.tiers)
 
     def maybe_submit(self, metrics: Mapping[str, float]) -> None:
-        """After a commit: hand the snapshot to the writer if one of the periods is over."""
-        section, iteration = self._config.checkpoint, self._session.state.committed
-        every_s = section.every_s
-        due = self.due_after(iteration) or (
-            every_s is not None and time.monotonic() - self._last_s >= every_s
-        )
-        if due:
-            self._submit(metrics)
+        """After a commit: hand the snapshot to the writer of each tier that is due."""
+        for tier in self.tiers:
+            if tier.is_due(self._session.state.committed):
+                self._submit(tier, metrics)
 
     def submit_if_asked(self) -> None:
         """Between two steps of an iteration: hand over the newest committed state, where the supervisor
@@ -95,8 +136,8 @@ class CheckpointKeeper:
         if asked == self._served or session.generation == 0 or orders.formed != session.generation:
             return
         self._served = asked
-        if session.rank == 0 and self._last_iteration != session.state.committed:
-            self._submit({})
+        if session.rank == 0 and self._first.last_iteration != session.state.committed:
+            self._submit(self._first, {})
             if (
                 self._rows is not None
                 and len({m.key.node for m in session.formed_plan.members}) > 1
@@ -104,37 +145,45 @@ class CheckpointKeeper:
                 text = "a checkpoint at a notice has the env rows of rank 0's node alone"
                 session.link.send(messages.Progress(key=session.key, stage=text))
 
-    def _submit(self, metrics: Mapping[str, float]) -> None:
-        self._last_s = time.monotonic()
-        self._last_iteration = self._session.state.committed
-        self._writer.submit(*self._snapshot(metrics))
+    def _submit(self, tier: Tier, metrics: Mapping[str, float]) -> None:
+        tier.take(self._session.state.committed)
+        tier.writer.submit(*self._snapshot(metrics))
 
     def save_now(self) -> bool:
-        """Commit the committed state under the present generation, and wait for it. False when that
-        failed (the supervisor has been told why)."""
-        tensors, scopes, meta = self._snapshot({})
-        self._last_iteration = meta.iteration
-        result = self._writer.save_now(
-            tensors, scopes, meta, timeout_s=self._config.node.stop_grace_s
-        )
-        return isinstance(result, SaveDone)
+        """Commit the committed state under the present generation to the first tier, and wait for it.
+        False when that failed (the supervisor has been told why)."""
+        return self._save_now(self._first)
 
     def save_once(self) -> None:
-        """`save_now`, unless this iteration was handed over before; then only wait for the writer."""
-        if self._last_iteration != self._session.state.committed:
-            self.save_now()
-        self._writer.flush(self._config.node.stop_grace_s)
+        """Have the committed state in a checkpoint: wait for the writer where it was handed over before,
+        else `save_now`. What the first tier does not take goes to the next one."""
+        iteration, grace_s = self._session.state.committed, self._config.node.stop_grace_s
+        for tier in self.tiers:
+            if tier.last_iteration != iteration:
+                self._save_now(tier)
+            tier.writer.flush(grace_s)
+            newest = self._session.checkpoint
+            if newest is not None and newest[1] == iteration:
+                return
+
+    def _save_now(self, tier: Tier) -> bool:
+        tier.take(self._session.state.committed)
+        grace_s = self._config.node.stop_grace_s
+        return isinstance(tier.writer.save_now(*self._snapshot({}), timeout_s=grace_s), SaveDone)
 
     def close(self) -> None:
-        self._writer.close()
+        """Let what is in flight end, in bounded time."""
+        for tier in self.tiers:
+            tier.writer.close()
 
-    def _snapshot(
-        self, metrics: Mapping[str, float]
-    ) -> tuple[dict[str, torch.Tensor], dict[str, str], CheckpointMeta]:
+    def _snapshot(self, metrics: Mapping[str, float]) -> tuple[Snapshot, CheckpointMeta]:
+        """The committed state, lent to a writer: the next commit goes into another copy."""
+        began_s = time.perf_counter()
         session, registry = self._session, self._session.state.registry
         plan = session.formed_plan
-        tensors = session.state.snapshot.tensors()
-        scopes = {name: registry.scope_of(name).value for name in tensors}
+        lent, release = session.state.copies.lend()
+        tensors: dict[str, torch.Tensor] = lent.tensors()
+        scopes: dict[str, str] = {name: registry.scope_of(name).value for name in tensors}
         rows = self._env_rows()
         tensors.update(rows)
         scopes.update(dict.fromkeys(rows, Scope.ENV_ROWS.value))
@@ -153,7 +202,7 @@ class CheckpointKeeper:
             metrics=dict(metrics),
             warm_start=plan.warm_start,
         )
-        return tensors, scopes, meta
+        return Snapshot(tensors, scopes, release, time.perf_counter() - began_s), meta
 
     def _env_rows(self) -> dict[str, torch.Tensor]:
         """Rows of all envs at the committed safe point that this node has, where they are asked for."""
@@ -165,7 +214,7 @@ class CheckpointKeeper:
         ids, rows = self._rows.find(at.lineage, at.iteration, every)
         if not ids.size:
             return {}  # no rollout has ended yet
-        return {_ENV_IDS: torch.from_numpy(ids)} | {f"{_ROWS}{n}": t for n, t in rows.items()}
+        return {ENV_IDS: torch.from_numpy(ids)} | {f"{ROWS}{n}": t for n, t in rows.items()}
 
     def _may_commit(self, generation: int, iteration: int) -> CommitVerdict:
         answer = self._session.link.ask_commit(
@@ -180,7 +229,8 @@ class CheckpointKeeper:
 
     def _on_done(self, done: SaveDone) -> None:
         info = done.info
-        self._session.checkpoint = info.order
+        known = self._session.checkpoint
+        self._session.checkpoint = info.order if known is None else max(known, info.order)
         self._session.link.send(
             messages.CheckpointDone(
                 key=self._session.key,
@@ -202,57 +252,3 @@ class CheckpointKeeper:
                 error=str(failed.error),
             )
         )
-
-    def _restore(self, wanted: tuple[int, int], lineage: int) -> None:
-        """Load the newest checkpoint that verifies into live state, and its env rows, where they are
-        asked for, into the backup, from which whoever owns the envs takes them.
-
-        Raises `TrainerError` when there is none, `CheckpointMismatch` with what differs when it belongs to
-        other networks or another configuration.
-        """
-        loaded, skipped = self._store.restore_newest()
-        if loaded is None:
-            raise TrainerError(
-                f"checkpoint {wanted} at {self._store.url} was readable when this worker became ready, "
-                f"and is not any more: {'; '.join(skipped) or 'nothing is there'}"
-            )
-        self._require_fit(loaded)
-        live = self._session.state.registry.shared()
-        with torch.no_grad():
-            for name, tensor in live.items():
-                tensor.copy_(loaded.tensors[name])
-        if self._rows is not None and _ENV_IDS in loaded.tensors:
-            at = self._session.in_lineage(lineage, loaded.info.iteration)
-            rows = {n: t for n, t in loaded.tensors.items() if n.startswith(_ROWS)}
-            ids = rows.pop(_ENV_IDS).numpy()
-            named = {name.removeprefix(_ROWS): tensor for name, tensor in rows.items()}
-            self._rows.save(at.lineage, at.iteration, ids, named)
-        self._session.link.send(
-            messages.Restored(
-                key=self._session.key,
-                generation=loaded.info.generation,
-                iteration=loaded.info.iteration,
-                path=loaded.info.path,
-                skipped=skipped,
-            )
-        )
-
-    def _require_fit(self, loaded: LoadedCheckpoint) -> None:
-        fitting.require_fit(
-            loaded,
-            self._session.state.registry.shared(),
-            self._config,
-            keys=fitting.agreed,
-            names=lambda name: not name.startswith(_ROWS),
-            remedy="Set these keys back, or take only its parameters into a new job: --warm-start",
-        )
-
-    def _warm_start(self, url: str) -> None:
-        """Parameters and statistics of this checkpoint into live state; said to the supervisor."""
-        session = self._session
-
-        def say(text: str) -> None:
-            session.link.send(messages.Progress(key=session.key, stage=text))
-
-        loaded = warmstart.load(url, self._config, session.state.registry.shared(), say)
-        say(f"begins with the parameters and statistics of {loaded.info.path}")

@@ -49,6 +49,7 @@ from rallypoint.trainer.errors import Left, RestartCold, is_out_of_memory
 from rallypoint.trainer.learners import learner_type
 from rallypoint.trainer.loop import TrainingLoop
 from rallypoint.trainer.ppo import PpoLearner
+from rallypoint.trainer.restoring import Restorer
 from rallypoint.trainer.rollout import Rollout
 
 _FLUSH_S = 2.0
@@ -104,11 +105,18 @@ class Worker:
         self.session.attach(self.link)
         self.checkpoints = CheckpointKeeper(
             config,
-            config.checkpoint.url or str(rundir.path / "checkpoints"),
+            str(rundir.path / "checkpoints"),
             self.session,
             self.failpoints,
             self.timeouts.answer_s,
             backup,
+        )
+        self.restorer = Restorer(
+            config,
+            [tier.store for tier in self.checkpoints.tiers],
+            self.session,
+            backup if config.checkpoint.env_rows else None,
+            self.timeouts.holder_wait_s,
         )
         self.store, self.port = _bind_store(config.node.bind)
 
@@ -143,7 +151,7 @@ class Worker:
     def say_ready(self) -> None:
         """From now on this worker can be planned in."""
         session = self.session
-        session.checkpoint = self.checkpoints.newest_verified()
+        session.checkpoint = self.restorer.newest_verified()
         self.failpoints.hit("ready", rank=self.key.slot)
         session.set_phase("ready")
         self.link.send(

@@ -1,27 +1,35 @@
 """Where checkpoints go, checked before a worker starts: the supervisor never loads what writes them."""
 
 import json
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
 
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.errors import ConfigError
-from rallypoint.daemon.shared.rundir import RunDir
+from rallypoint.daemon.shared.rundir import RunDir, is_remote
+from rallypoint.daemon.shared.survey import Survey
+
+_log = structlog.get_logger(__name__)
+_SURVEY: Final = (sys.executable, "-m", "rallypoint.checkpointing.place")
+_SURVEY_S: Final = 30.0
 
 
-def require_checkpoint_place(rundir: RunDir, config: Config) -> None:
-    """Make the directory of the checkpoints and see that it can be written, and that a teacher is there.
+def require_checkpoint_place(rundir: RunDir, config: Config) -> Survey | None:
+    """Make the directory of the checkpoints and see that it can be written, and that a teacher is there;
+    of a URL, what a process of its own found there (None without one).
 
-    Raises `ConfigError` when it cannot, for a teacher of another task, and for a URL of another scheme than a local directory's.
+    Raises `ConfigError` when it cannot be used, or for a teacher of another task. A store that only
+    does not answer is used by a run that knows its own state; it may be back for the next checkpoint.
     """
-    if config.distill.teacher is not None and "://" not in config.distill.teacher:
+    if config.distill.teacher is not None and not is_remote(config.distill.teacher):
         _require_teacher(config.distill.teacher, config.env.task)
     url, path = config.checkpoint.url, rundir.checkpoints(config)
-    if url is not None and "://" in url and not url.startswith("file:///"):
-        raise ConfigError(
-            f"checkpoint.url = {url!r} is not supported yet; give a local directory, as a path or as "
-            "file:///absolute/path"
-        )
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -31,6 +39,47 @@ def require_checkpoint_place(rundir: RunDir, config: Config) -> None:
             f"checkpoint.url = {path}: checkpoints cannot be written there: {error.strerror}; give "
             "another directory with --set checkpoint.url=DIRECTORY, or its permissions"
         ) from error
+    if url is None or not is_remote(url):
+        return None
+    return _judged(_look_at(url, config.checkpoint.credentials_file), known=rundir.state.exists())
+
+
+def _look_at(url: str, credentials_file: str | None) -> Survey:
+    command = [*_SURVEY, url, *([credentials_file] if credentials_file else [])]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_SURVEY_S, check=False)
+    except subprocess.TimeoutExpired:
+        return Survey(verdict="unreachable", words=f"{url}: no answer within {_SURVEY_S:g} s")
+    try:
+        return msgspec.json.decode(done.stdout, type=Survey)
+    except msgspec.MsgspecError:
+        said = done.stderr.decode(errors="replace").strip()
+        raise ConfigError(
+            f"checkpoint.url = {url!r} could not be looked at (exit code {done.returncode}): {said}"
+        ) from None
+
+
+def _judged(survey: Survey, *, known: bool) -> Survey:
+    if survey.verdict == "refused":
+        raise ConfigError(f"checkpoint.url cannot be used: {survey.words}")
+    if survey.verdict == "unreachable" and not known:
+        raise ConfigError(
+            f"checkpoint.url does not answer: {survey.words}; a new run must know what it holds, so "
+            "make it reachable, or give another one"
+        )
+    if survey.verdict == "unreachable":
+        _log.error(
+            "checkpoint_store_unreachable",
+            error=survey.words,
+            meaning="training goes on; each checkpoint tries again",
+        )
+    if survey.verdict == "unconditional":
+        _log.warning(
+            "checkpoint_store_unconditional",
+            error=survey.words,
+            meaning="checkpoints there are kept apart by their unique names alone",
+        )
+    return survey
 
 
 def _require_teacher(teacher: str, task: str) -> None:

@@ -23,6 +23,7 @@ from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.plan import Plan
 from rallypoint.daemon.shared.rundir import RunDir
+from rallypoint.daemon.shared.survey import Survey
 
 SCHEMA: Final = 1
 FINISHED: Final = (
@@ -70,15 +71,21 @@ class StateFile:
 
 
 def open_state(
-    rundir: RunDir, config: Config, versions: dict[str, str], *, fresh: bool
+    rundir: RunDir,
+    config: Config,
+    versions: dict[str, str],
+    survey: Survey | None,
+    *,
+    fresh: bool,
 ) -> StateFile:
-    """Read or begin the state of this job, and count this life of the supervisor.
+    """Read or begin the state of this job, and count this life of the supervisor. ``survey``: what is
+    at a checkpoint URL.
 
     Raises `ConfigError` when ``fresh`` is asked for and the directory holds the job already, when
     the file is damaged, and when it belongs to another job or to values that workers must share.
     """
     if fresh:
-        _refuse_existing(rundir, config)
+        _refuse_existing(rundir, config, survey)
     state = _read(rundir)
     if state is None:
         hash_ = configload.config_hash(config)
@@ -86,7 +93,7 @@ def open_state(
             job_name=config.job.name,
             job=JobRecord(uid=uuid.uuid4().hex, config_hash=hash_, versions=versions),
             agreed=_plain(configload.agreed(config)),
-            generation=_newest_elsewhere(rundir, config),
+            generation=_newest_elsewhere(rundir, config, survey),
         )
     else:
         _refuse_other_job(rundir, config, state)
@@ -244,13 +251,14 @@ def _read(rundir: RunDir) -> PersistedState | None:
     return state
 
 
-def _refuse_existing(rundir: RunDir, config: Config) -> None:
+def _refuse_existing(rundir: RunDir, config: Config, survey: Survey | None) -> None:
     manifests = _manifests(rundir, config)
-    held = [path for path in (rundir.state, *manifests[:1]) if path.exists()]
+    held = [str(path) for path in (rundir.state, *manifests[:1]) if path.exists()]
+    held += [survey.holds] if survey is not None and survey.holds else []
     if held:
         raise ConfigError(
             f"--fresh: {rundir.path} already holds job {config.job.name!r} ({held[0]} exists); leave "
-            "out --fresh to resume it, or give another --dir"
+            "out --fresh to resume it, or give another --dir and checkpoint.url"
         )
 
 
@@ -270,9 +278,9 @@ def _refuse_other_job(rundir: RunDir, config: Config, state: PersistedState) -> 
     )
 
 
-def _newest_elsewhere(rundir: RunDir, config: Config) -> int:
+def _newest_elsewhere(rundir: RunDir, config: Config, survey: Survey | None) -> int:
     """Newest generation that the journal or a manifest mentions, when ``state.json`` is gone."""
-    found = [0]
+    found = [0 if survey is None else survey.generation]
     for path in (rundir.journal, *_manifests(rundir, config)):
         if path.is_file():
             found += [int(number) for number in _GENERATION.findall(path.read_bytes())]
@@ -280,7 +288,8 @@ def _newest_elsewhere(rundir: RunDir, config: Config) -> int:
 
 
 def _manifests(rundir: RunDir, config: Config) -> list[Path]:
-    return sorted(rundir.checkpoints(config).glob("*/manifest.json"))
+    folders = {rundir.checkpoints(config), rundir.path / "checkpoints"}  # both may be in use
+    return sorted(path for folder in folders for path in folder.glob("*/manifest.json"))
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def leader_policy(config: Config) -> LeaderPolicy:
         witness_s=times.witness_s,
         holder_wait_s=times.holder_wait_s,
         alone=config.membership.backend == "embedded",
-        shared_checkpoints=config.checkpoint.url is not None,
+        shared_checkpoints=config.checkpoint.url is not None
+        and config.checkpoint.local_every_iterations is None,
         iterations=config.job.iterations,
         env_steps=config.job.env_steps,
     )

@@ -93,9 +93,9 @@ class Supervisor:
         self.config = config
         self.rundir = rundir
         versions = policies.installed_versions()
-        require_checkpoint_place(rundir, config)
+        place = require_checkpoint_place(rundir, config)
         self._drawing = Drawing(config, rundir)
-        self._state = persist.open_state(rundir, config, versions, fresh=fresh)
+        self._state = persist.open_state(rundir, config, versions, place, fresh=fresh)
         self._metrics = Metrics()
         self._http = MonitoringServer(
             config.metrics.bind, config.metrics.port, self._metrics.registry, self._why_not_ready

@@ -268,13 +268,22 @@ class CheckpointSection:
     """Where and how often the committed state is kept."""
 
     url: str | None = None
-    """Where checkpoints go: a local directory. None: ``checkpoints`` below the run's directory."""
+    """Where checkpoints go: a local directory, or ``s3://``, ``gs://`` or ``az://`` and a path, which need
+    the extra of that name. None: ``checkpoints`` below the run's directory."""
+    credentials_file: str | None = None
+    """JSON object with arguments of the URL's fsspec backend (keys, tokens, an endpoint), read again for
+    every operation; a name without a slash is a systemd credential. None: what the backend finds."""
     every_iterations: int = 50
     """Commit a checkpoint every this many iterations."""
     every_s: float | None = None
     """Also commit when this many seconds have passed since the last. None: no."""
     keep_last: int = 3
     """How many verified checkpoints to keep."""
+    local_every_iterations: int | None = None
+    """Also commit one every this many iterations to ``checkpoints`` below the run's directory, on the disk
+    of the node that rank 0 is on; a restore takes the newest of both. Needs ``url``. None: no."""
+    local_keep_last: int = 3
+    """How many verified checkpoints to keep there."""
     env_rows: bool = False
     """Write the rows of all envs too, so that a resume goes on with their episodes instead of new ones.
     Needs ``env.backup = "node"``."""

@@ -11,6 +11,7 @@ def check(config: Config) -> None:
     _check_devices(config)
     _check_algorithm(config)
     _check_backup(config)
+    _check_tiers(config)
     _check_auxiliary(config)
     _check_distillation(config)
     _check_preemption(config)
@@ -75,6 +76,21 @@ def _check_backup(config: Config) -> None:
             f"checkpoint.env_rows = true with several nodes does not go with checkpoint.every_s = "
             f"{config.checkpoint.every_s:g}: all ranks gather the rows, and a clock is rank 0's alone; take "
             "checkpoint.every_iterations"
+        )
+
+
+def _check_tiers(config: Config) -> None:
+    section = config.checkpoint
+    if section.local_every_iterations is not None and section.url is None:
+        raise ConfigError(
+            f"checkpoint.local_every_iterations = {section.local_every_iterations} is beside a "
+            "checkpoint.url, and there is none: all checkpoints are local then, every "
+            "checkpoint.every_iterations"
+        )
+    if section.credentials_file is not None and (section.url is None or "://" not in section.url):
+        raise ConfigError(
+            f"checkpoint.credentials_file = {section.credentials_file!r} is for a checkpoint.url such as "
+            f"s3://bucket/path, not for {section.url!r}"
         )
 
 

@@ -96,6 +96,13 @@ class RunDir:
         return self.path / "logs" / "forkserver.log"
 
     def checkpoints(self, config: Config) -> Path:
-        """Where checkpoints go: ``[checkpoint] url``, else below this directory."""
+        """Local directory of checkpoints: ``[checkpoint] url`` where that is one, else ours."""
         url = config.checkpoint.url
-        return self.path / "checkpoints" if url is None else Path(url.removeprefix("file://"))
+        if url is None or is_remote(url):
+            return self.path / "checkpoints"
+        return Path(url.removeprefix("file://"))
+
+
+def is_remote(url: str) -> bool:
+    """Whether checkpoints there are reached by a backend: not a path, nor a ``file://`` URL of one."""
+    return "://" in url and not url.startswith("file:///")

@@ -46,7 +46,7 @@ class LightNode:
         """Join the store, and have a worker that is ready."""
         rundir = RunDir(self.directory)
         rundir.path.mkdir(parents=True, exist_ok=True)
-        self._state = persist.open_state(rundir, self.config, self.versions, fresh=False)
+        self._state = persist.open_state(rundir, self.config, self.versions, None, fresh=False)
         state = self._state.state
         self._node = node.initial(policies.node_policy(self.config, state, self.versions))
         self._leader = leader.initial(policies.leader_policy(self.config))

@@ -184,9 +184,9 @@ def test_a_file_that_cannot_be_read_is_skipped_too(tmp_path: Path) -> None:
                 raise OSError(errno.EIO, "Input/output error")
             return super().open(directory, name)
 
-    store = CheckpointStore("unused", storage=BadSector(tmp_path))
     for iteration in (1, 2):
-        commit(store, iteration)
+        commit(CheckpointStore(str(tmp_path)), iteration)
+    store = CheckpointStore("unused", storage=BadSector(tmp_path))
     loaded = newest(store)
     assert_state(loaded, 1)
     assert "state.safetensors: [Errno 5] Input/output error" in loaded.skipped[0]

@@ -2,7 +2,7 @@
 
 import math
 import shutil
-import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -14,12 +14,10 @@ from rallypoint.checkpointing.errors import (
     CheckpointError,
     CommitRefused,
     NonFiniteState,
-    UnsupportedUrl,
 )
 from rallypoint.checkpointing.manifest import MANIFEST_FILE, STATE_FILE, CheckpointInfo
-from rallypoint.checkpointing.storage import check_url
+from rallypoint.checkpointing.storage import Storage
 from rallypoint.checkpointing.store import CheckpointStore, CommitVerdict
-from rallypoint.daemon.shared.errors import ConfigError
 from tests.checkpointing.samples import (
     FullDisk,
     ReadOnlyRemoval,
@@ -50,16 +48,10 @@ EVERY_DTYPE = {
 }
 
 
-@pytest.fixture(params=["local", "memory"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A place for checkpoints that nobody has used yet."""
-    return str(tmp_path / "a" / "b") if request.param == "local" else f"memory://{uuid.uuid4()}"
-
-
 @pytest.fixture
-def store(url: str) -> CheckpointStore:
+def store(open_place: Callable[[], Storage]) -> CheckpointStore:
     """A store on each kind of storage."""
-    return CheckpointStore(url)
+    return CheckpointStore("unused", storage=open_place())
 
 
 def paths(store: CheckpointStore) -> list[tuple[int, int]]:
@@ -198,10 +190,12 @@ def test_what_cannot_be_described_is_refused(
     assert store.list() == []
 
 
-def test_a_place_belongs_to_one_job(store: CheckpointStore, url: str) -> None:
+def test_a_place_belongs_to_one_job(
+    store: CheckpointStore, open_place: Callable[[], Storage]
+) -> None:
     commit(store, 1)
     with pytest.raises(CheckpointError, match="holds checkpoints of job 'walk', not of 'run'"):
-        CheckpointStore(url).save(
+        CheckpointStore("unused", storage=open_place()).save(
             state(), scopes(state()), meta(5, 5, job="run"), may_commit=allowed
         )
     assert paths(store) == [(1, 1)]
@@ -216,22 +210,6 @@ def test_a_name_that_is_taken_is_not_overwritten(tmp_path: Path) -> None:
         store().save(state(99), scopes(state()), meta(4), may_commit=allowed)
     assert store().list() == [first]
     assert_state(newest(store()), 4)
-
-
-@pytest.mark.parametrize(
-    "url", ["s3://bucket/x", "gs://b", "file://relative", "simplecache::s3://b/x", ""]
-)
-def test_a_url_of_another_kind_is_a_configuration_error(url: str) -> None:
-    with pytest.raises(UnsupportedUrl, match="not supported yet; give a local directory") as error:
-        check_url(url)
-    assert isinstance(error.value, ConfigError)
-    assert repr(url) in str(error.value)
-
-
-def test_a_file_url_is_the_directory(tmp_path: Path) -> None:
-    check_url(f"file://{tmp_path}")
-    info = commit(CheckpointStore(f"file://{tmp_path}/x"), 1)
-    assert info.path.startswith(f"{tmp_path}/x/iteration-")
 
 
 def test_a_place_that_is_a_file_is_said(tmp_path: Path) -> None:

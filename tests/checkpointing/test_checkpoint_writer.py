@@ -1,7 +1,7 @@
 """The background writer: what the training loop hands over, and what it is told."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,8 +9,9 @@ import torch
 
 from rallypoint.checkpointing.errors import CheckpointError, CommitRefused, NonFiniteState
 from rallypoint.checkpointing.manifest import MANIFEST_FILE, STATE_FILE
+from rallypoint.checkpointing.storage import Buffer, LocalStorage
 from rallypoint.checkpointing.store import CheckpointStore, CommitVerdict
-from rallypoint.checkpointing.writer import CheckpointWriter, SaveDone, SaveFailed
+from rallypoint.checkpointing.writer import CheckpointWriter, SaveDone, SaveFailed, Snapshot
 from tests.checkpointing.samples import (
     FullDisk,
     ReadOnlyRemoval,
@@ -30,6 +31,8 @@ class Harness:
     def __init__(self, store: CheckpointStore, keep_last: int = 3) -> None:
         self.store = store
         self.outcomes: list[SaveDone | SaveFailed] = []
+        self.held: list[int] = []
+        """Iterations whose snapshots the writer holds."""
         self.asked: list[tuple[int, int]] = []
         self.verdict = CommitVerdict(True)
         self.answer = threading.Event()
@@ -49,13 +52,17 @@ class Harness:
         assert self.answer.wait(BOUND_S)
         return self.verdict
 
+    def snapshot(self, iteration: int) -> Snapshot:
+        """A state that is lent; what is given back is noted."""
+        self.held.append(iteration)
+        tensors = state(iteration)
+        return Snapshot(tensors, scopes(tensors), lambda: self.held.remove(iteration))
+
     def submit(self, iteration: int) -> float:
-        return self.writer.submit(state(iteration), scopes(state()), meta(iteration))
+        return self.writer.submit(self.snapshot(iteration), meta(iteration))
 
     def save_now(self, iteration: int, timeout_s: float = BOUND_S) -> SaveDone | SaveFailed:
-        return self.writer.save_now(
-            state(iteration), scopes(state()), meta(iteration), timeout_s=timeout_s
-        )
+        return self.writer.save_now(self.snapshot(iteration), meta(iteration), timeout_s=timeout_s)
 
     def hold_first(self) -> None:
         """Hand over iteration 1, and wait until its commit stands at the question."""
@@ -82,21 +89,27 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
     harness.writer.close(BOUND_S)
 
 
-def test_what_is_saved_is_the_state_at_submit(harness: Harness) -> None:
-    harness.answer.clear()
-    tensors = state(1)
-    tensors["policy/weight"].requires_grad_()
-    stall_s = harness.writer.submit(tensors, scopes(tensors), meta(1))
-    with torch.no_grad():
-        tensors["policy/weight"].fill_(-1)
-    harness.answer.set()
+def test_a_snapshot_is_saved_and_given_back(harness: Harness) -> None:
+    stall_s = harness.submit(1)
     assert harness.done() == [1]
     assert_state(newest(harness.store), 1)
     (outcome,) = harness.outcomes
     assert isinstance(outcome, SaveDone)
     assert outcome.stall_s == stall_s > 0
     assert outcome.persist_s > 0
+    assert outcome.verify_s > 0
     assert harness.asked == [(1, 1)]
+    assert harness.held == []
+
+
+def test_the_writer_holds_two_snapshots_at_most(harness: Harness) -> None:
+    harness.hold_first()
+    for iteration in (2, 3, 4):
+        harness.submit(iteration)
+        assert harness.held == [1, iteration]
+    harness.answer.set()
+    assert harness.done() == [1, 4]
+    assert harness.held == []
 
 
 def test_the_newest_waiting_save_replaces_an_older_waiting_one(harness: Harness) -> None:
@@ -115,7 +128,7 @@ def test_a_state_of_another_layout_is_saved_whole(harness: Harness) -> None:
     harness.submit(1)
     assert harness.done() == [1]
     other = {"policy/weight": torch.ones(2, dtype=torch.float64)}
-    harness.writer.submit(other, scopes(other), meta(2))
+    harness.writer.submit(Snapshot(other, scopes(other)), meta(2))
     assert harness.done() == [1, 2]
     assert torch.equal(newest(harness.store).tensors["policy/weight"], other["policy/weight"])
 
@@ -177,7 +190,7 @@ def test_a_full_disk_is_reported_and_the_next_commit_heals(tmp_path: Path, file:
 
 def test_state_that_is_not_finite_is_reported(harness: Harness) -> None:
     tensors = state(1) | {"policy/weight": torch.tensor([float("nan")])}
-    harness.writer.submit(tensors, scopes(tensors), meta(1))
+    harness.writer.submit(Snapshot(tensors, scopes(tensors)), meta(1))
     ((_, error),) = harness.failures()
     assert isinstance(error, NonFiniteState)
 
@@ -230,6 +243,7 @@ def test_close_lets_the_one_in_flight_end_and_reports_what_it_drops(harness: Har
         (3, "the writer is closed"),
         (4, "the writer is closed"),
     ]
+    assert harness.held == []
 
 
 def test_a_callback_that_raises_is_shown_and_saving_goes_on(
@@ -252,11 +266,44 @@ def test_a_callback_that_raises_is_shown_and_saving_goes_on(
         keep_last=1,
     )
     for iteration in (1, 2):
-        result = writer.save_now(
-            state(iteration), scopes(state()), meta(iteration), timeout_s=BOUND_S
-        )
+        snapshot = Snapshot(state(iteration), scopes(state()))
+        result = writer.save_now(snapshot, meta(iteration), timeout_s=BOUND_S)
         assert isinstance(result, SaveDone)
     assert writer.flush(BOUND_S)
     assert done == [1, 2]
     assert shown == ["the control socket is closed"]
     writer.close()
+
+
+def test_what_does_not_verify_is_removed_as_if_never_made(tmp_path: Path) -> None:
+    class Flipping(LocalStorage):
+        """Flips a bit of what it is given."""
+
+        def create(self, directory: str, name: str, parts: Iterable[Buffer]) -> None:
+            data = bytearray(b"".join(parts))
+            data[-1] ^= name == STATE_FILE
+            super().create(directory, name, (bytes(data),))
+
+    harness = Harness(CheckpointStore("unused", storage=Flipping(tmp_path)))
+    result = harness.save_now(1)
+    assert isinstance(result, SaveFailed)
+    assert "state.safetensors: is sha256-" in str(result.error)
+    assert list(tmp_path.iterdir()) == []
+    harness.writer.close()
+
+
+def test_data_that_was_cut_gets_no_manifest(tmp_path: Path) -> None:
+    class Cutting(LocalStorage):
+        """Keeps half of what it is given, and says nothing."""
+
+        def create(self, directory: str, name: str, parts: Iterable[Buffer]) -> None:
+            data = b"".join(parts)
+            super().create(directory, name, (data[: len(data) // 2],))
+
+    harness = Harness(CheckpointStore("unused", storage=Cutting(tmp_path)))
+    result = harness.save_now(1)
+    assert isinstance(result, SaveFailed)
+    assert "has 100 bytes there, of 200 that were written" in str(result.error)
+    assert harness.asked == []
+    assert list(tmp_path.iterdir()) == []
+    harness.writer.close()

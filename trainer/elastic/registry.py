@@ -116,7 +116,8 @@ class StateRegistry:
 
 
 class PackedState:
-    """A copy of the shared state in one contiguous byte buffer with a fixed layout."""
+    """A copy of the shared state in one contiguous byte buffer with a fixed layout, on the CPU; pinned
+    where some of the state is on a GPU, so that copies run at the speed of the bus."""
 
     def __init__(self, live: Mapping[str, Tensor]) -> None:
         self._layout: list[tuple[str, int, int, torch.dtype, torch.Size]] = []
@@ -125,7 +126,9 @@ class PackedState:
             size = tensor.numel() * tensor.element_size()
             self._layout.append((name, offset, size, tensor.dtype, tensor.shape))
             offset += -(-size // 16) * 16  # so that every view is aligned for its dtype
-        self.buffer = torch.zeros(offset, dtype=torch.uint8)
+        devices = [tensor.device for tensor in live.values() if tensor.is_cuda]
+        self._device = devices[0] if devices else None
+        self.buffer = torch.zeros(offset, dtype=torch.uint8, pin_memory=bool(devices))
         self._views = {
             name: self.buffer[start : start + size].view(dtype).view(shape)
             for name, start, size, dtype, shape in self._layout
@@ -143,7 +146,9 @@ class PackedState:
         """Copy live tensors into the buffer. Raises `StateMismatch` if names or shapes differ."""
         self._check(live)
         for name, tensor in live.items():
-            self._views[name].copy_(tensor.detach())
+            self._views[name].copy_(tensor.detach(), non_blocking=True)
+        if self._device is not None:
+            torch.cuda.current_stream(self._device).synchronize()
 
     def load_into(self, live: Mapping[str, Tensor]) -> None:
         """Copy the buffer into live tensors, in place."""

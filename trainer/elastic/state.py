@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from rallypoint.daemon.shared.messages import RankRecord
+from rallypoint.trainer.elastic.copies import SnapshotCopies
 from rallypoint.trainer.elastic.registry import PackedState, Scope, StateRegistry
 
 
@@ -40,8 +41,8 @@ class TrainingState:
         )
         self.registry = registry
         live = registry.shared()
-        self.snapshot = PackedState(live)
-        self.snapshot.fill_from(live)
+        self.copies = SnapshotCopies(live)
+        self.copies.fill_from(live)
         self.staging = PackedState(live)
         self.committed = 0
         self.prepared = 0
@@ -49,6 +50,11 @@ class TrainingState:
         self.held: CommitRecord | None = None
         self.dirty = False
         """An update has begun: live is not the snapshot any more."""
+
+    @property
+    def snapshot(self) -> PackedState:
+        """The newest committed state."""
+        return self.copies.newest
 
     def live_hash(self) -> int:
         """Hash of the live state; uses staging as its scratch space."""
@@ -67,7 +73,7 @@ class TrainingState:
         if self.held is None:
             raise RuntimeError("commit without a held result: a programming error")
         record, self.held = self.held, None
-        self.snapshot.fill_from(self.registry.shared())
+        self.copies.fill_from(self.registry.shared())
         self.committed = record.iteration
         self.dirty = False
         return record
@@ -81,7 +87,7 @@ class TrainingState:
 
     def adopt_live(self) -> None:
         """Take the live state, as restored or as built, for committed."""
-        self.snapshot.fill_from(self.registry.shared())
+        self.copies.fill_from(self.registry.shared())
         self.committed = self.prepared = int(self.iteration)
         self.held = None
         self.dirty = False

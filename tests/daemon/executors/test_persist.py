@@ -17,6 +17,7 @@ from rallypoint.daemon.shared.common import COMMON, DEVICES, common
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.rundir import RunDir
+from rallypoint.daemon.shared.survey import Survey
 from tests.fakes.facts import A, B, plan
 
 VERSIONS = {"rallypoint": "0"}
@@ -27,8 +28,10 @@ def config(*assignments: str) -> Config:
     return configload.load(command_line=given).config
 
 
-def opened(tmp_path: Path, *assignments: str, fresh: bool = False) -> StateFile:
-    return open_state(RunDir(tmp_path), config(*assignments), VERSIONS, fresh=fresh)
+def opened(
+    tmp_path: Path, *assignments: str, fresh: bool = False, survey: Survey | None = None
+) -> StateFile:
+    return open_state(RunDir(tmp_path), config(*assignments), VERSIONS, survey, fresh=fresh)
 
 
 def test_each_life_counts_on_and_keeps_the_job(tmp_path: Path) -> None:
@@ -214,3 +217,10 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
         DirectoryLock(RunDir(tmp_path / "file" / "run"))
+
+
+def test_what_a_url_holds_counts_like_what_lies_here(tmp_path: Path) -> None:
+    held = Survey(verdict="good", holds="s3://b/x/iteration-7", generation=12)
+    with pytest.raises(ConfigError, match=r"--fresh: .*s3://b/x/iteration-7 exists"):
+        opened(tmp_path, fresh=True, survey=held)
+    assert opened(tmp_path, survey=held).state.generation == 12

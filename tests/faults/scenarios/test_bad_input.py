@@ -87,7 +87,7 @@ def logged(done: subprocess.CompletedProcess[str], event: str) -> list[dict[str,
         (["--fresh"], ["--fresh", "leave out --fresh"]),
         (["--job", "another"], ["'another'", "--job default"]),
         (["--set", "ppo.gamma=0.5"], ["ppo.gamma", "0.99", "0.5", "--dir"]),
-        (["--set", "checkpoint.url=s3://bucket/x"], ["checkpoint.url", "s3://bucket/x"]),
+        (["--set", "checkpoint.url=ftp://host/x"], ["checkpoint.url", "ftp://host/x"]),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) and "-" in value[0] else "",
 )

@@ -1,0 +1,44 @@
+"""Look at a checkpoint URL for a supervisor, which loads no backend: ``python -m
+rallypoint.checkpointing.place URL [CREDENTIALS_FILE]`` prints a `Survey`."""
+
+import sys
+
+import msgspec
+
+from rallypoint.checkpointing.errors import UnsupportedUrl
+from rallypoint.checkpointing.manifest import MANIFEST_FILE, parse_directory_name
+from rallypoint.checkpointing.opening import open_storage
+from rallypoint.checkpointing.probe import refuses_second_create
+from rallypoint.checkpointing.storage import Storage
+from rallypoint.daemon.shared.survey import Survey
+
+
+def survey(storage: Storage) -> Survey:
+    """Prove the store, and see what is there."""
+    try:
+        words = refuses_second_create(storage)
+        listed = storage.list(lambda name: parse_directory_name(name) is not None)
+    except (PermissionError, FileNotFoundError, NotADirectoryError) as error:
+        return Survey(verdict="refused", words=f"{storage.root}: {error}")
+    except OSError as error:
+        return Survey(verdict="unreachable", words=f"{storage.root}: {error}")
+    numbers = {name: parsed for name in listed if (parsed := parse_directory_name(name))}
+    committed = [(n[1], n[0], name) for name, n in numbers.items() if MANIFEST_FILE in listed[name]]
+    return Survey(
+        verdict="unconditional" if words else "good",
+        words=words,
+        holds=f"{storage.root}/{max(committed)[2]}" if committed else None,
+        generation=max((generation for _, generation, _ in numbers.values()), default=0),
+    )
+
+
+def main(url: str, credentials_file: str | None = None) -> Survey:
+    """What is at ``url``; refused for a URL that cannot be used."""
+    try:
+        return survey(open_storage(url, credentials_file))
+    except UnsupportedUrl as error:
+        return Survey(verdict="refused", words=str(error))
+
+
+if __name__ == "__main__":
+    print(msgspec.json.encode(main(*sys.argv[1:])).decode())

@@ -1,0 +1,93 @@
+"""A writer that dies before each of its storage operations, and writers that race, on each storage."""
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from rallypoint.checkpointing.errors import CheckpointError
+from rallypoint.checkpointing.storage import Storage
+from rallypoint.checkpointing.store import CheckpointStore
+from tests.checkpointing.samples import assert_state, commit, newest
+from tests.checkpointing.test_checkpoint_crash import race, run_in_child
+from tests.fakes.dying import DyingStorage, Killed
+
+pytestmark = pytest.mark.slow
+
+Open = Callable[[], Storage]
+
+
+def kill_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_here() -> None:
+    raise Killed
+
+
+def commit_and_prune(storage: Storage, iteration: int, generation: int = 1) -> None:
+    store = CheckpointStore("unused", storage=storage)
+    store.prune(1, verified=commit(store, iteration, generation))
+
+
+def dies_within(open_place: Open, survives: int, iteration: int) -> bool:
+    """Whether a writer that may do so many operations dies before it has committed and pruned: by
+    SIGKILL, but where its storage would die with it."""
+    if open_place().root.startswith("memory:"):
+        try:
+            commit_and_prune(DyingStorage(open_place(), survives, die_here), iteration)
+        except Killed:
+            return True
+        return False
+    code = run_in_child(
+        lambda: commit_and_prune(DyingStorage(open_place(), survives, kill_this_process), iteration)
+    )
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
+
+
+def test_killed_before_every_single_storage_operation(open_place: Open) -> None:
+    """One place for all of them, so that leftovers gather until somebody survives."""
+    store = CheckpointStore("unused", storage=open_place())
+    commit_and_prune(open_place(), 1)
+    newest_iteration, deaths, committed_at_death = 1, 0, 0
+    while dies_within(open_place, deaths, deaths + 2):
+        loaded, skipped = store.restore_newest()
+        assert loaded is not None
+        assert skipped == (), f"killed after {deaths} operations: {skipped}"
+        found = loaded.manifest.iteration
+        assert found in (newest_iteration, deaths + 2)
+        assert_state(loaded, found)
+        committed_at_death += found != newest_iteration
+        newest_iteration, deaths = found, deaths + 1
+        assert deaths < 60, "the writer does not end"
+    assert deaths >= 10
+    assert committed_at_death >= 2, "killed after its manifest, while it pruned"
+    assert deaths - committed_at_death >= 5
+    assert_state(newest(store), deaths + 2)
+    assert len(open_place().list(lambda directory: True)) == 1, "all leftovers are collected"
+
+
+def test_two_writers_with_different_fences_race(open_place: Open) -> None:
+    """200 times where the storage is this machine, 20 times over HTTP. The later generation is at an earlier iteration, as after a restore. Whatever the order in which
+    they end, it is what a restart takes, and what was committed before stays readable."""
+    old, new = (CheckpointStore("unused", storage=open_place()) for _ in range(2))
+    reader = CheckpointStore("unused", storage=open_place())
+    turns = 20 if reader.url.startswith(("s3:", "gs:")) else 200
+    refusals: list[str] = []
+
+    def write(store: CheckpointStore, iteration: int, generation: int) -> None:
+        try:
+            store.prune(1, verified=commit(store, iteration, generation))
+        except CheckpointError as error:
+            refusals.append(str(error))
+
+    for turn in range(turns):
+        fence = 2 * turn + 1
+        race(lambda: write(old, 500, fence), lambda: write(new, 7, fence + 1))  # noqa: B023
+        loaded, skipped = reader.restore_newest()
+        assert loaded is not None
+        assert skipped == ()
+        assert loaded.info.order == (fence + 1, 7)
+    assert all("removed while" in text or "missing" in text for text in refusals), refusals
