@@ -77,6 +77,8 @@ class FsspecStorage:
             fs, path = self._locate(directory, name)
             try:
                 fs.pipe_file(path, data, mode="create")
+            except FileNotFoundError as error:  # of a file that is being made: what is it in?
+                raise OSError(f"there is no bucket or container {self._url}: {error}") from error
             except FileExistsError:
                 # The answer to a put may be lost: the client tries again, and meets its own first.
                 if fs.cat_file(path) != data:

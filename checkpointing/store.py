@@ -126,7 +126,7 @@ class CheckpointStore:
         attempt = self._new_attempt()
         directory = manifests.directory_name(meta.iteration, meta.generation, attempt)
         try:
-            return self._write(directory, attempt, tensors, entries, meta, may_commit, hit)
+            info = self._write(directory, attempt, tensors, entries, meta, may_commit, hit)
         except FileExistsError as error:
             raise CheckpointError(
                 f"{self.url}/{directory} belongs to another writer; nothing was overwritten"
@@ -134,7 +134,7 @@ class CheckpointStore:
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"{self.url}/{directory} was removed while it was written: a later commit has "
-                "overtaken this writer"
+                f"overtaken this writer ({error})"
             ) from error
         except CommitRefused:
             self._discard(directory)
@@ -142,6 +142,8 @@ class CheckpointStore:
         except OSError as error:
             self._discard(directory)
             raise CheckpointError(f"cannot write {self.url}/{directory}: {error}") from error
+        self._is_ours = True
+        return info
 
     def list(self) -> list[CheckpointInfo]:
         """Committed checkpoints, newest first by (generation, iteration); not verified."""
