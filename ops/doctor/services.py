@@ -2,7 +2,6 @@
 
 import asyncio
 import http.client
-import secrets
 import ssl
 import statistics
 import time
@@ -12,7 +11,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from rallypoint.checkpointing.storage import LocalStorage, open_storage
+from rallypoint.checkpointing.opening import open_storage
+from rallypoint.checkpointing.probe import refuses_second_create
+from rallypoint.checkpointing.storage import LocalStorage
 from rallypoint.daemon.errors import StoreError, StoreQuotaError
 from rallypoint.daemon.executors.openstore import open_store
 from rallypoint.daemon.shared.config import MembershipSection
@@ -163,24 +164,14 @@ def checkpoints(patient: Patient) -> Iterator[Finding]:
     place = str(RunDir(patient.directory).path / "checkpoints") if url is None else url
     remedy = "look at permissions and room there, or give another checkpoint.url"
     try:
-        storage = open_storage(place)
+        storage = open_storage(place, patient.config.checkpoint.credentials_file)
     except ConfigError as error:
         yield graded("checkpoints", str(error), fail=True, remedy="give another checkpoint.url")
         return
-    folder, name = f"doctor-{secrets.token_hex(8)}", "probe"
     ours = _missing(Path(storage.root)) if isinstance(storage, LocalStorage) else ()
     begun_s = time.monotonic()
     try:
-        storage.claim(folder)
-        storage.create(folder, name, [_PAYLOAD])
-        try:
-            storage.create(folder, name, [b"a second writer"])
-            exclusive = False
-        except FileExistsError:
-            exclusive = True
-        with storage.open(folder, name) as file:
-            same = file.read() == _PAYLOAD
-        storage.remove(folder, [name])
+        wrong = refuses_second_create(storage)
         for made in ours:
             made.rmdir()
     except OSError as error:
@@ -188,12 +179,10 @@ def checkpoints(patient: Patient) -> Iterator[Finding]:
         yield graded("checkpoints", text, fail=True, remedy=remedy)
         return
     took_s = time.monotonic() - begun_s
-    wrong = "a second writer was not refused" if not exclusive else "read back otherwise"
-    right = exclusive and same
     yield graded(
         "checkpoints",
-        f"{place}: {'written once, read back, removed' if right else wrong} ({took_s:.3f} s)",
-        fail=not right,
+        f"{wrong or f'{place}: written once, read back, removed'} ({took_s:.3f} s)",
+        fail=bool(wrong),
         remedy="this storage cannot keep two writers apart: give another checkpoint.url",
     )
 

@@ -67,7 +67,7 @@ def test_an_answer_that_is_an_error_costs_that_commit_alone(
 ) -> None:
     operation, _, file = where.partition(" ")
     name = {"state": STATE_FILE, "manifest": MANIFEST_FILE}.get(file, "")
-    fs.fault = staticmethod(raising(ANSWERS[answer], operation, name))  # type: ignore[assignment]
+    fs.fault = staticmethod(raising(ANSWERS[answer], operation, name))
     result = harness.save_now(2)
     assert harness.writer.flush(BOUND_S)
     assert fs.fired > 0
@@ -88,7 +88,7 @@ def test_what_cannot_be_cleaned_up_now_is_collected_later(
     harness: Harness, fs: type[FaultyFileSystem]
 ) -> None:
     """Down from the manifest on: data without a manifest stays, until a later commit."""
-    fs.fault = staticmethod(  # type: ignore[assignment]
+    fs.fault = staticmethod(
         lambda what, path: (
             raising(ANSWERS["down"])(what, path)
             if what == "remove" or path.endswith(MANIFEST_FILE)
@@ -121,9 +121,7 @@ def test_what_does_not_arrive_whole_is_found_before_anybody_trusts_it(
     change: Callable[[str, bytes], bytes],
     name: str,
 ) -> None:
-    fs.change = staticmethod(  # type: ignore[assignment]
-        lambda path, data: change(path, data) if path.endswith(name) else data
-    )
+    fs.change = staticmethod(lambda path, data: change(path, data) if path.endswith(name) else data)
     result = harness.save_now(2)
     assert fs.fired > 0
     assert isinstance(result, SaveFailed)
@@ -165,7 +163,7 @@ def test_a_slow_store_holds_nobody_up_and_the_newest_state_waits(
             arrived.set()
             assert go_on.wait(BOUND_S)
 
-    fs.fault = staticmethod(wait)  # type: ignore[assignment]
+    fs.fault = staticmethod(wait)
     harness.submit(2)
     assert arrived.wait(BOUND_S)
     for iteration in (3, 4, 5):

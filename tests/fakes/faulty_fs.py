@@ -51,7 +51,7 @@ class FaultyFileSystem(MemoryFileSystem):  # type: ignore[misc]
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
-        return MemoryFileSystem._strip_protocol(path.replace("faulty://", "memory://"))
+        return str(MemoryFileSystem._strip_protocol(path.replace("faulty://", "memory://")))
 
     def _operate(self, operation: str, path: str) -> None:
         cls = type(self)
