@@ -1,4 +1,4 @@
-"""``rallypoint bench recovery|throughput|ppo|scaling|soak|membership``: measurements on this machine."""
+"""``rallypoint bench recovery|throughput|ppo|scaling|soak|membership|checkpoint``: measurements on this machine."""
 
 import argparse
 import itertools
@@ -16,6 +16,7 @@ from rallypoint.daemon.shared.command import Command
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.tasks import TASK_OVERRIDES
 from rallypoint.ops.bench import (
+    checkpoint,
     membership,
     membershipreport,
     noderecovery,
@@ -87,6 +88,7 @@ class BenchCommand:
         scales.add_argument("--iterations", type=int, default=20, metavar="N")
         scales.add_argument("--seed", type=int, default=1, help="of the job")
         _configure_membership(benchmarks)
+        _configure_checkpoint(benchmarks)
         for parts, task in (
             *((one, DEFAULT) for one in (kills, rates, rivals, scales)),
             (blows, "pointmass"),
@@ -114,6 +116,9 @@ class BenchCommand:
                 document = _scaling(args, Path(directory))
                 text = scaling.text(document)
                 failed = not document["agrees"]
+            elif args.benchmark == "checkpoint":
+                document = _checkpoint(args, Path(directory))
+                text = checkpoint.text(document)
             elif args.benchmark == "membership":
                 document = _membership(args, Path(directory))
                 text = membershipreport.text(document)
@@ -160,6 +165,20 @@ def _configure_membership(benchmarks: Any) -> None:
     parser.add_argument("--idle-s", type=float, default=10.0, metavar="S", help="watched idle (10)")
     parser.add_argument("--seed", type=int, default=1, help="of victims")
     _add_common(parser)
+
+
+def _configure_checkpoint(benchmarks: Any) -> None:
+    text = (
+        "stall of the loop, time to be durable and memory of a checkpoint, beside torch's own ways"
+    )
+    parser = benchmarks.add_parser("checkpoint", help=text, description=text)
+    parser.add_argument("--size", default="100MB", metavar="SIZE", help="of the state (100MB)")
+    parser.add_argument("--saves", type=int, default=5, metavar="N", help="timed (5)")
+    parser.add_argument("--device", default="cpu", help="where the live state is: cpu, cuda")
+    text = "where to save to beside a local directory (an S3 server on this machine, by moto)"
+    parser.add_argument("--url", metavar="URL", help=text)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the JSON here")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -293,6 +312,17 @@ def _membership(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     ]
     about = {"seed": args.seed, "settings": args.settings, "losses_of_each_kind": args.losses}
     return membershipreport.document(sizes, about)
+
+
+def _checkpoint(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    size_bytes = checkpoint.parse_size(args.size)
+    if args.saves < 1:
+        raise ConfigError(f"--saves {args.saves}: at least 1")
+    rows = checkpoint.measure(
+        directory, size_bytes, saves=args.saves, device=args.device, url=args.url
+    )
+    about = {name: getattr(args, name) for name in ("size", "saves", "device")}
+    return checkpoint.document(rows, about)
 
 
 def _throughput(args: argparse.Namespace, directory: Path) -> dict[str, Any]:

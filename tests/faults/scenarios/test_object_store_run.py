@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.checkpointing.errors import CheckpointError
 from rallypoint.checkpointing.store import CheckpointStore
 from tests.fakes.object_stores import ObjectStore, s3_store
-from tests.faults.injectors.job import WAIT_S, FaultJob
+from tests.fakes.supervised import Status
+from tests.faults.injectors.job import WAIT_S, FaultJob, by_rank
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
@@ -54,3 +56,73 @@ def test_a_run_commits_to_s3_and_goes_on_from_there(s3: ObjectStore, tmp_path: P
     newest = store.list()[0]
     assert newest.iteration == 14
     assert newest.generation > infos[0].generation
+
+
+def assert_sound(store: CheckpointStore) -> None:
+    """Every committed checkpoint verifies, but for one that retention removes meanwhile."""
+    for info in store.list():
+        try:
+            store.verify(info)
+        except CheckpointError:
+            assert info.path not in {other.path for other in store.list()}
+
+
+@pytest.mark.timeout(300)
+def test_ten_kills_of_the_writers_rank_leave_only_sound_checkpoints(
+    s3: ObjectStore, tmp_path: Path
+) -> None:
+    """In the middle of its data, between the answer and the manifest, and from outside at any moment."""
+    url = s3.place()
+    options = ("--workers", "2", "--set", f"checkpoint.url={url}")
+    periods = ("--set", "checkpoint.every_iterations=2", "--set", "checkpoint.keep_last=4")
+    store = CheckpointStore(url, credentials_file=str(s3.credentials))
+    job = FaultJob(tmp_path / "run", *options, *periods)
+    try:
+        before = job.settle(2)
+        for kill in range(10):
+            point = ("checkpoint_save", "checkpoint_manifest", None)[kill % 3]
+            victim = by_rank(before, 0)
+            if point is None:
+                job.kill(before, 0)
+            else:
+                job.arming.arm(f"{point}:0=kill")
+                assert job.wait_fired()[0].entry == f"{point}:0=kill"
+            before = job.settle(2, newer_than={victim["slot"]: victim["incarnation"]})
+            assert_sound(store)
+        assert job.end() == 0
+    finally:
+        left = job.end_all()
+    assert left == []
+    infos = store.list()
+    assert len(infos) == 4
+    for info in infos:
+        store.verify(info)
+    assert infos[0].iteration == max(info.iteration for info in infos)
+    directories = {name.partition("/")[0] for name in s3.files(url)}
+    assert directories == {info.directory for info in infos}, "leftovers are collected"
+
+
+def test_a_change_of_generation_does_not_void_what_a_healthy_writer_uploads(
+    s3: ObjectStore, tmp_path: Path
+) -> None:
+    """Rank 1 is lost while rank 0 writes; the commit ends under the generation it began in."""
+    url = s3.place()
+    job = FaultJob(tmp_path / "run", "--workers", "2", "--set", f"checkpoint.url={url}")
+    try:
+        before = job.settle(2)
+        job.arming.arm("checkpoint_save:0=sleep=3")
+        job.wait_fired()
+        job.kill(before, 1)
+        began_in = f"-generation-{before['generation']:06d}-"
+
+        def committed_late(status: Status) -> bool:
+            checkpoint = status["checkpoint"]
+            ours = began_in in (checkpoint["path"] or "") and checkpoint["iteration"] > 0
+            return ours and status["generation"] > before["generation"]
+
+        job.wait_for(committed_late, "the checkpoint of the generation before")
+        assert job.logged("checkpoint_failed") == []
+        assert job.end() == 0
+    finally:
+        left = job.end_all()
+    assert left == []

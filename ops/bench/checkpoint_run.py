@@ -1,0 +1,222 @@
+"""One way to save a state to one place, in a process of its own: ``python -m
+rallypoint.ops.bench.checkpoint_run METHOD PLACE BYTES SAVES DEVICE`` prints a `Saves` as JSON."""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import fsspec
+import msgspec
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+from rallypoint.checkpointing.manifest import CheckpointMeta
+from rallypoint.checkpointing.store import CheckpointStore, CommitVerdict
+from rallypoint.checkpointing.writer import CheckpointWriter, SaveDone, SaveFailed, Snapshot
+from rallypoint.ops.bench.processes import BenchError
+from rallypoint.trainer.elastic.copies import SnapshotCopies
+
+BOUND_S: Final = 600.0
+_BATCH: Final = 768  # samples of a mini-batch of the default job
+_STEPS: Final = 20  # optimiser steps of one of its iterations
+_WIDTH: Final = 1024
+
+
+class Saves(msgspec.Struct):
+    """What one method took, save by save."""
+
+    stall_s: list[float]
+    """How long the loop stood still."""
+    persist_s: list[float]
+    """From the call until the state is durable there."""
+    peak_extra_bytes: int
+    """Greatest resident memory of the host above what it was with the live state alone."""
+    state_bytes: int
+    iteration_s: float | None = None
+    """``iteration``: one iteration of training of a network whose state this is."""
+
+
+class Trained:
+    """A network whose parameters and moments are as large as asked, and its optimiser."""
+
+    def __init__(self, size_bytes: int, device: torch.device) -> None:
+        layers = max(1, round(size_bytes / 3 / 4 / _WIDTH / (_WIDTH + 1)))
+        linear = [torch.nn.Linear(_WIDTH, _WIDTH, device=device) for _ in range(layers)]
+        self.net = torch.nn.Sequential(*linear)
+        self.optimiser = torch.optim.Adam(self.net.parameters(), fused=True)
+        self._data = torch.randn(_BATCH, _WIDTH, device=device)
+        self.step()
+
+    def step(self) -> None:
+        """One optimiser step."""
+        self.optimiser.zero_grad()
+        self.net(self._data).square().mean().backward()
+        self.optimiser.step()
+
+    def live(self) -> dict[str, Tensor]:
+        """Parameters and moments."""
+        found = {f"model/{name}": p.detach() for name, p in self.net.named_parameters()}
+        for name, parameter in self.net.named_parameters():
+            state = self.optimiser.state[parameter]
+            found |= {f"optimiser/{kind}/{name}": state[kind] for kind in ("exp_avg", "exp_avg_sq")}
+        return found
+
+
+Save = Callable[[int], tuple[float, float]]
+"""(stall, persist) of save number so-and-so, in seconds."""
+
+
+def _copy(live: dict[str, Tensor], place: str) -> Save:
+    """The bytes alone, from a file to the store."""
+    source = Path(os.environ.get("TMPDIR", "/tmp"), f"raw-{os.getpid()}")  # noqa: S108 - ours
+    with source.open("wb") as file:
+        for tensor in live.values():
+            file.write(tensor.cpu().numpy().data)
+
+    def save(number: int) -> tuple[float, float]:
+        began_s = time.perf_counter()
+        if "://" in place:
+            fs, path = fsspec.core.url_to_fs(place)
+            fs.put_file(str(source), f"{path}/raw-{number}")
+        else:
+            with source.open("rb") as read, Path(place, f"raw-{number}").open("wb") as write:
+                shutil.copyfileobj(read, write, 2**20)
+                write.flush()
+                os.fsync(write.fileno())
+        took_s = time.perf_counter() - began_s
+        return took_s, took_s
+
+    return save
+
+
+def _torch_save(live: dict[str, Tensor], place: str) -> Save:
+    def save(number: int) -> tuple[float, float]:
+        began_s = time.perf_counter()
+        with fsspec.open(f"{place}/torch-{number}.pt", "wb") as file:
+            torch.save(live, file)
+            if "://" not in place:
+                file.flush()
+                os.fsync(file.fileno())
+        took_s = time.perf_counter() - began_s
+        return took_s, took_s
+
+    return save
+
+
+def _dcp_async(live: dict[str, Tensor], place: str) -> Save:
+    def save(number: int) -> tuple[float, float]:
+        writer: Any = FsspecWriter if "://" in place else FileSystemWriter
+        began_s = time.perf_counter()
+        future: Any = async_save(
+            dict(live), storage_writer=writer(f"{place}/dcp-{number}"), no_dist=True
+        )
+        stall_s = time.perf_counter() - began_s
+        future.result(BOUND_S)
+        return stall_s, time.perf_counter() - began_s
+
+    return save
+
+
+def _ours(live: dict[str, Tensor], place: str) -> Save:
+    """As a worker does it: a commit into a copy, which is lent; training commits on meanwhile."""
+    outcomes: list[SaveDone | SaveFailed] = []
+    writer = CheckpointWriter(
+        CheckpointStore(f"{place}/ours"),
+        may_commit=lambda generation, iteration: CommitVerdict(True),
+        on_done=outcomes.append,
+        on_failed=outcomes.append,
+        keep_last=1,
+    )
+    copies = SnapshotCopies(live)
+
+    def save(number: int) -> tuple[float, float]:
+        began_s = time.perf_counter()
+        copies.fill_from(live)
+        lent, release = copies.lend()
+        scopes = dict.fromkeys(live, "replicated")
+        writer.submit(Snapshot(lent.tensors(), scopes, release), _meta(number))
+        stall_s = time.perf_counter() - began_s
+        copies.fill_from(live)
+        if not writer.flush(BOUND_S):
+            raise BenchError(f"{place}: not saved within {BOUND_S:g} s")
+        done = outcomes[-1]
+        if isinstance(done, SaveFailed):
+            raise BenchError(f"{place}: {done.error}")
+        return stall_s, stall_s + done.persist_s
+
+    return save
+
+
+def _meta(number: int) -> CheckpointMeta:
+    return CheckpointMeta(
+        job="bench",
+        job_uid="bench",
+        iteration=number,
+        generation=1,
+        env_steps=0,
+        world_size=1,
+        budget="per_rank",
+        config_hash="",
+        config={},
+        versions={},
+    )
+
+
+METHODS: Final[dict[str, Callable[[dict[str, Tensor], str], Save]]] = {
+    "raw copy": _copy,
+    "torch.save": _torch_save,
+    "DCP async_save": _dcp_async,
+    "ours": _ours,
+}
+
+
+def measure(method: str, place: str, size_bytes: int, saves: int, device: str) -> Saves:
+    """The first save, which allocates, is not timed; its memory counts."""
+    trained = Trained(size_bytes, torch.device(device))
+    live = trained.live()
+    save = METHODS[method](live, place)
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    timed = list(_timed(save, saves))
+    return Saves(
+        stall_s=[stall_s for stall_s, _ in timed],
+        persist_s=[persist_s for _, persist_s in timed],
+        peak_extra_bytes=max(0, _resident("VmHWM") - before),
+        state_bytes=sum(tensor.nbytes for tensor in live.values()),
+        iteration_s=_iteration_s(trained, device) if method == "ours" else None,
+    )
+
+
+def _timed(save: Save, saves: int) -> Iterator[tuple[float, float]]:
+    for number in range(saves + 1):
+        took = save(number)
+        if number:
+            yield took
+
+
+def _iteration_s(trained: Trained, device: str) -> float:
+    began_s = time.perf_counter()
+    for _ in range(_STEPS):
+        trained.step()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began_s
+
+
+def _resident(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    raise BenchError(f"/proc/self/status has no {key}")
+
+
+if __name__ == "__main__":
+    _method, _place, _size, _saves, _device = sys.argv[1:]
+    print(msgspec.json.encode(measure(_method, _place, int(_size), int(_saves), _device)).decode())
