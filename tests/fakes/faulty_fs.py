@@ -57,7 +57,7 @@ class FaultyFileSystem(MemoryFileSystem):  # type: ignore[misc]
         cls = type(self)
         try:
             cls.fault(operation, path)
-        except BaseException:
+        except BaseException:  # whatever a test raises has fired
             cls.fired += 1
             raise
 
