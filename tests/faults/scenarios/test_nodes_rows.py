@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.checkpointing.opening import open_storage
 from rallypoint.checkpointing.reading import read_checkpoint
-from rallypoint.checkpointing.storage import open_storage
 from rallypoint.checkpointing.store import CheckpointStore
 from tests.fakes.etcd_server import EtcdCluster
 from tests.faults.injectors.exact import EXACT, run
