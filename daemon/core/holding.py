@@ -1,5 +1,7 @@
 """Why a job stands still although nobody ordered it to, as one node sees it."""
 
+import math
+
 from rallypoint.daemon.core.nodestate import NodeState
 
 
@@ -22,4 +24,6 @@ def lease_trouble(state: NodeState, now: float) -> str:
     """That this node has not renewed its lease in time; "" while it holds it."""
     if not state.past_lease(now):
         return ""
+    if state.lease_until_s == -math.inf:
+        return "this node has no lease yet"
     return f"no lease since {now - state.lease_until_s:.0f} s: the store does not answer"

@@ -1,5 +1,7 @@
 """One node: its slots, the life of their workers, and what is said to them."""
 
+import math
+
 from rallypoint.daemon.core import adoption, ending, workers
 from rallypoint.daemon.core.actions import (
     Explain,
@@ -44,6 +46,12 @@ def of_job(state: NodeState, uid: str, port: int) -> NodeState:
     """This node once it has been taken into a job that others may have begun, before it starts; ``port``
     is where they can ask whether it lives."""
     return replace(state, policy=replace(state.policy, job_uid=uid, port=port))
+
+
+def without_lease(state: NodeState) -> NodeState:
+    """This node before its store has answered: it commits nothing and enters nothing, but its workers of
+    before train on."""
+    return replace(state, lease_until_s=-math.inf)
 
 
 def decide(state: NodeState, event: NodeEvent, now: float) -> Decision:

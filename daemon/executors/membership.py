@@ -122,15 +122,13 @@ class Membership:
         yet, and try to lead. Waits for a store that does not answer. Of a job that is there already
         ``admit`` says how it goes on; what it raises is raised."""
         await self.neighbours.open()
-        done = False
-        while not done:
+        while not self.joined:
             try:
                 await self._join(job, plans)
-                done = True
+                self.joined = True
             except StoreUnavailableError as error:
                 await self.patience.pause_after("join", error)
         self.patience.done("join")
-        self.joined = True
 
     async def _join(self, job: JobRecord, plans: Sequence[Plan]) -> None:
         lease = await self._lease.take()

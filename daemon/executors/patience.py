@@ -19,11 +19,15 @@ class Patience:
 
     def __init__(self) -> None:
         self._troubles: dict[str, str] = {}
+        self._answered = False
+        self.at_trouble: Callable[[], Awaitable[None]] | None = None
+        """What to do whenever the store has not done what it was asked."""
 
     @property
     def trouble(self) -> str:
         """What the store refuses, or that it does not answer; "" while all goes well."""
-        return next(iter(self._troubles.values()), "")
+        none = "" if self._answered else "the membership store has not answered yet"
+        return next(iter(self._troubles.values()), none)
 
     async def until_done(self, what: str, work: Callable[[], Awaitable[Any]]) -> None:
         """Do ``work`` again until the store has carried it out."""
@@ -39,11 +43,14 @@ class Patience:
     async def pause_after(self, what: str, error: StoreError) -> None:
         """Wait before the next try. The first trouble is logged, and so is its end."""
         if not self._troubles:
-            _log.warning("store_unavailable", reason=f"{error}; training goes on meanwhile")
+            _log.warning("store_unavailable", reason=f"{error}; tried again until it does")
         self._troubles[what] = str(error)
+        if self.at_trouble is not None:
+            await self.at_trouble()
         await asyncio.sleep(_RETRY_S)
 
     def done(self, what: str) -> None:
         """This kind of work goes well."""
+        self._answered = True
         if self._troubles.pop(what, None) is not None and not self._troubles:
             _log.info("store_back", reason="the membership store does all that it is asked again")

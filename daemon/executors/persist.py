@@ -147,6 +147,13 @@ def plans_to_go_on_from(state: PersistedState, *, alone: bool) -> tuple[Plan, ..
     return tuple(p for p in state.plans if p.generation >= formed.generation)
 
 
+def trains_in_newest_plan(state: PersistedState) -> bool:
+    """Whether the newest plan that may have been published is the newest formed one: nothing of this
+    job is under way that only the store could tell."""
+    formed = formed_plan(state)
+    return formed is not None and state.plans[-1].generation == formed.generation
+
+
 def resumed(job: JobRecord, versions: dict[str, str], values: dict[str, Any]) -> JobRecord:
     """The job at the start of a supervisor: it runs now, unless an operator has paused it."""
     job = msgspec.structs.replace(job, versions=versions, values=values)

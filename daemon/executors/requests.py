@@ -76,10 +76,15 @@ class Requests:
         if self._membership.joined:
             await self._membership.neighbours.refresh()
 
+    @property
+    def _begun(self) -> bool:
+        """Whether this node has workers to agree with: it has joined, or took them over before that."""
+        return self._membership.joined or self._asked.node_state.started
+
     def request_stop(self, reason: str) -> None:
         """Stop the job: agree, checkpoint, leave."""
         _log.info("stop_requested", reason=reason)
-        if self._membership.joined:
+        if self._begun:
             self._emit(StopRequested(reason))
         else:
             self._finish(0, f"{reason}: stopped before the membership store had answered")
@@ -99,7 +104,7 @@ class Requests:
         """A preemption notice: this machine goes in ``left_s`` seconds."""
         reason = f"preemption notice: {text}"
         _log.warning("notice_received", left_s=round(left_s, 3), reason=reason)
-        if self._membership.joined:
+        if self._begun:
             self._emit(NoticeReceived(time.monotonic() + max(0.0, left_s), reason))
         else:
             self._finish(EXIT_NOTICE, f"{reason}, before the membership store had answered")

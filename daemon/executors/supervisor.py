@@ -51,7 +51,7 @@ from rallypoint.daemon.shared import configload, messages, timeouts
 from rallypoint.daemon.shared.common import common, differences_in_words, with_common
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.failpoints import Failpoints
-from rallypoint.daemon.shared.plan import WorkerKey
+from rallypoint.daemon.shared.plan import Plan, WorkerKey
 from rallypoint.daemon.shared.rundir import RunDir
 
 _ROTATE_EVERY_S: Final = 5.0
@@ -138,6 +138,7 @@ class Supervisor:
             finish=self._finish,
             spawn=self.spawn,
         )
+        self._begun = False
         self._forks = config.node.fork_server and worker_command is None
 
     # --- life -----------------------------------------------------------------------------------
@@ -191,19 +192,39 @@ class Supervisor:
             self.recorder.adopt(plans[0], plans[-1], self._job, time.monotonic())
             done = (self.recorder.iteration, self.recorder.env_steps)
             self._job = persist.with_progress(self._job, *done)
+        self._membership.patience.at_trouble = lambda: self._begin_without_store(adopted, plans)
         await self._membership.join(self._job, plans)
         self._job = self._membership.view.job or self._job
-        self._node = node.of_job(self._node, self._job.uid, self._membership.neighbours.port)
-        if persist.is_finished(self._job, self.config):
-            self._finish(0, persist.FINISHED)
-            return
-        self._workers.adopt(adopted)
-        self._emit(NodeStarted(tuple(AdoptedWorker(p.key, p.pid) for p in adopted)))
-        await self._workers.control.start()
+        if not self._begun:
+            if persist.is_finished(self._job, self.config):
+                self._finish(0, persist.FINISHED)
+                return
+            await self._begin(adopted)
         self.spawn(self._membership.follow(), "watch")
         self.spawn(self._membership.relist(), "re-list")
         self.spawn(self._membership.keep_lease(), "lease")
         self.spawn(self._membership.tend(), "own keys")
+
+    async def _begin_without_store(
+        self, adopted: tuple[processes.WorkerProcess, ...], plans: tuple[Plan, ...]
+    ) -> None:
+        """Go on without a lease, unless a newer plan may be out than the one in which workers train."""
+        if self._begun or not plans or not persist.trains_in_newest_plan(self._state.state):
+            return
+        self._node = node.without_lease(self._node)
+        if self._membership.view.job is None:  # else the store has said this much
+            self._membership.view.plan = plans[0]  # who else takes part
+            self._emit(PlanSeen(plans[0]))
+            self._emit(JobSeen(self._job))
+        await self._begin(adopted)
+
+    async def _begin(self, adopted: tuple[processes.WorkerProcess, ...]) -> None:
+        """Start to supervise, from the plans and the job that were seen."""
+        self._begun = True
+        self._node = node.of_job(self._node, self._job.uid, self._membership.neighbours.port)
+        self._workers.adopt(adopted)
+        self._emit(NodeStarted(tuple(AdoptedWorker(p.key, p.pid) for p in adopted)))
+        await self._workers.control.start()
         self.spawn(self._hang_watch().run(), "hang watch")
         self.spawn(self._rotate_logs(), "log rotation")
         self.spawn(self._requests.stop_when_all_drain(), "last node")
@@ -367,8 +388,7 @@ class Supervisor:
 
     def _why_not_ready(self) -> str:
         state, reason = (self.status()[key] for key in ("state", "reason"))
-        shown = f"the job is {state}"
-        return "" if state == "running" else shown if reason is None else f"{shown}: {reason}"
+        return "" if state == "running" else f"the job is {state}: {reason or 'see its log'}"
 
     def log_facts(self) -> dict[str, Any]:
         """What every log line carries."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import socket
@@ -71,6 +72,8 @@ class EtcdCluster:
         self.binaries = binaries
         self.options = options
         self.ctl_options = ctl_options
+        # It belongs to whom the cluster does, not to the test in which it may be started again.
+        self._environment = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
         self.scheme = "https" if "--cert-file" in options else "http"
         ports = _free_ports(2 * size)
         hosts = [seat.host for seat in self._seats]
@@ -123,12 +126,13 @@ class EtcdCluster:
         raise AssertionError(f"etcd did not get healthy: see {self.directory}/*.log")
 
     def leader(self) -> int:
-        """Number of the member that leads."""
-        for number in range(len(self.endpoints)):
-            (answer,) = self._status(number)
-            status = answer["Status"]
-            if status["leader"] == status["header"]["member_id"]:
-                return number
+        """Number of the member that leads; those that run no more, or are stopped, are not asked."""
+        for number, process in enumerate(self.processes):
+            if process.poll() is None and not _stopped(process.pid):
+                (answer,) = self._status(number)
+                status = answer["Status"]
+                if status["leader"] == status["header"]["member_id"]:
+                    return number
         raise AssertionError("no member leads")
 
     def written(self, prefix: str = "/rallypoint/") -> list[str]:
@@ -194,6 +198,7 @@ class EtcdCluster:
                 ],
                 stdout=log,
                 stderr=log,
+                env=self._environment,
             )
 
 
@@ -223,6 +228,10 @@ def cluster(
         finally:
             servers.close()
     raise AssertionError(f"etcd ended at its start: see {directory}/etcd-*/*.log")
+
+
+def _stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def _free_ports(count: int) -> list[int]:

@@ -4,6 +4,7 @@ import pytest
 
 from rallypoint.daemon.core import actions as act
 from rallypoint.daemon.core import events as ev
+from rallypoint.daemon.core import node, permission
 from rallypoint.daemon.core.planning import survey
 from rallypoint.daemon.shared.plan import Plan
 from tests.fakes.membership import NodeScript, job, key, plan
@@ -48,6 +49,23 @@ def test_a_plan_that_had_not_formed_is_gone_on_with(kind: str, state: str) -> No
     assert node.states == [state, state, "ready"]
     node.feed(ev.WorkerConnected(key(0, 4)))
     assert node.all_of(act.SendPlan) == [act.SendPlan(key(0, 4), newer)]
+
+
+def test_before_the_store_has_answered_an_adopted_worker_trains_and_is_told_and_allowed_nothing() -> (
+    None
+):
+    script = NodeScript(2)
+    script.state = node.without_lease(script.state)
+    adopted = (ev.AdoptedWorker(key(0, 4), 1000), ev.AdoptedWorker(key(1, 2), 1001))
+    script.feed(ev.PlanSeen(TRAINED), ev.JobSeen(job(formed=3)), ev.NodeStarted(adopted))
+    script.feed(ev.WorkerConnected(key(0, 4)), ev.WorkerConnected(key(1, 2)))
+    assert script.states == ["training", "training"]
+    assert not script.orders
+    assert permission.welcome(script.state, key(0, 4), 100.0) == (0, None)
+    assert "past the deadline" in permission.commit_refusal(script.state, key(0, 4), 3, 100.0)
+    script.feed(ev.LeaseKept(105.0))
+    assert [order.key for order in script.all_of(act.SendPlan)] == [key(0, 4), key(1, 2)]
+    assert permission.commit_refusal(script.state, key(0, 4), 3, 100.0) == ""
 
 
 def test_one_that_says_hello_is_told_what_it_may_have_missed() -> None:

@@ -156,6 +156,7 @@ def test_a_plan_that_another_leader_was_faster_with_is_forgotten(tmp_path: Path)
     file.update(**persist.with_plan(file.state, never))
     assert persist.plans_to_go_on_from(file.state, alone=True) == (first, never)
     assert persist.plans_to_go_on_from(file.state, alone=False) == (first,)
+    assert not persist.trains_in_newest_plan(file.state)
     file.update(**persist.with_plan(file.state, second))
     assert (file.state.plans, file.state.generation) == ((first, second), 2)
 

@@ -2,11 +2,13 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rallypoint.daemon.executors import proctable
 from tests.fakes.etcd_server import NODE, EtcdCluster, cluster
 from tests.fakes.supervised import Status, Supervised, pids, supervised
 
@@ -113,6 +115,50 @@ def test_the_next_supervisor_adopts(etcd: EtcdCluster, tmp_path: Path) -> None:
             kill_rank_1(after)  # the lead of the one before runs out, and is taken over
             successor.wait_for(lambda s: s["generation"] > after["generation"] + 1)
             assert successor.end() == 0
+
+
+def test_without_etcd_the_next_supervisor_adopts(etcd: EtcdCluster, tmp_path: Path) -> None:
+    patient = {"grace_s": 60.0}
+    with supervised(tmp_path / "run", *etcd.settings, worker=patient) as run:
+        before = start(run)
+        etcd.kill(0)
+        run.end(signal.SIGKILL)
+        with supervised(tmp_path / "run", *etcd.settings) as successor:
+            # Its status has what workers tell it: they are connected, and no orphans any more.
+            heard = successor.wait_for(lambda s: s["iteration"] > before["iteration"] + 5)
+            trained = successor.wait_for(
+                lambda s: s["iteration"] > heard["iteration"] + 20 and pids(s) == pids(before)
+            )
+            assert (trained["state"], trained["reason"]) == ("running", None)
+            successor.wait_for(lambda _: bool(successor.logged("store_unavailable")))
+            etcd.restart(0)
+            successor.wait_for(lambda _: bool(successor.logged("store_back")))
+            after = successor.wait_for(lambda s: s["iteration"] > trained["iteration"] + 10)
+            assert (after["generation"], pids(after)) == (before["generation"], pids(before))
+            assert successor.end() == 0
+
+
+def test_without_etcd_a_supervisor_that_comes_late_waits_and_then_restores(
+    etcd: EtcdCluster, tmp_path: Path
+) -> None:
+    with supervised(tmp_path / "run", *etcd.settings) as run:
+        before = start(run)
+        etcd.kill(0)
+        run.end(signal.SIGKILL)
+        deadline_s = time.monotonic() + 20
+        while any(proctable.lives(p.pid, p.start_ticks) for p in run.workers()):
+            assert time.monotonic() < deadline_s, "workers without a supervisor do not leave"
+            time.sleep(0.02)
+        with supervised(tmp_path / "run", *etcd.settings) as late:
+            waits = late.wait_for(lambda s: "no answer within" in (s["reason"] or ""))
+            assert waits["state"] == "starting"
+            assert late.logged("store_unavailable")
+            assert len(late.logged("worker_started")) == 2, "those of the life before"
+            etcd.restart(0)
+            after = start(late)
+            assert (after["state"], after["reason"]) == ("running", None)
+            assert after["generation"] > before["generation"]
+            assert late.end() == 0
 
 
 def test_it_waits_for_an_etcd_that_is_not_there_yet(etcd: EtcdCluster, tmp_path: Path) -> None:

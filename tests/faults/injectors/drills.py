@@ -80,7 +80,7 @@ class Drill:
         self._killed |= set(names)
         for name in names:
             self.job[name].process.wait(WAIT_S)
-        _until(lambda: not processes(self.job, *names), f"the end of all processes of {names}")
+        until(lambda: not processes(self.job, *names), f"the end of all processes of {names}")
 
     def start(self, *names: str) -> None:
         """Start these nodes again, and wait until their workers are warm."""
@@ -90,7 +90,8 @@ class Drill:
         """SIGKILL to the worker of a node."""
         self.strikes()
         self._killed.add(name)
-        self.job[name].kill_worker()
+        killed = self.job[name].kill_worker()
+        self.job[name].wait_logged("worker_exited", pid=killed, reason="killed by SIGKILL")
 
     def survived(self, *names: str, cause: str, plans: int = 1) -> dict[str, Any]:
         """These nodes, and only these, train on in the same processes, after as many forced plans; the
@@ -172,7 +173,7 @@ def frozen(job: NetNodes, name: str) -> Iterator[list[int]]:
     pids = processes(job, name)
     signal_all(pids, signal.SIGSTOP)
     try:
-        _until(lambda: all(_state(pid) == "T" for pid in pids), f"{pids} to be stopped")
+        until(lambda: all(process_state(pid) == "T" for pid in pids), f"{pids} to be stopped")
         yield pids
     finally:
         signal_all(pids, signal.SIGCONT)
@@ -182,7 +183,7 @@ def start(job: NetNodes, *names: str) -> None:
     """Start these nodes, and wait until the workers of all are warm."""
     before = {name: _ready(job, name) if name in job.running else 0 for name in names}
     job.start(*names)
-    _until(
+    until(
         lambda: all(_ready(job, name) > count for name, count in before.items()),
         f"warm workers of {names}",
         START_S,
@@ -193,12 +194,14 @@ def _ready(job: NetNodes, name: str) -> int:
     return len(job[name].logged("worker_ready"))
 
 
-def _state(pid: int) -> str:
+def process_state(pid: int) -> str:
+    """The kernel's letter for a process: T when it is stopped; "" when it is gone."""
     entry = proctable.read(pid)
     return "" if entry is None else entry.state
 
 
-def _until(what: Callable[[], bool], why: str, bound_s: float = WAIT_S) -> None:
+def until(what: Callable[[], bool], why: str, bound_s: float = WAIT_S) -> None:
+    """Wait for something that is no line of a status or a log, within a bound."""
     deadline_s = time.monotonic() + bound_s
     while not what():
         assert time.monotonic() < deadline_s, why
@@ -209,9 +212,11 @@ def _until(what: Callable[[], bool], why: str, bound_s: float = WAIT_S) -> None:
 
 
 @contextmanager
-def drilled(base: Path, *options: str, names: Sequence[str] = NODES) -> Iterator[NetNodes]:
+def drilled(
+    base: Path, *options: str, names: Sequence[str] = NODES, etcd_options: Sequence[str] = ()
+) -> Iterator[NetNodes]:
     """A job of three nodes for the drills of a module. It stops by agreement, and leaves nothing."""
-    with drill(base, *SETTINGS, *options) as job:
+    with drill(base, *SETTINGS, *options, etcd_options=etcd_options) as job:
         start(job, *names)
         yield job
         if job.spoilt:

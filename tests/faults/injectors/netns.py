@@ -6,6 +6,7 @@ a reset, and nobody's address goes away. Loss is done by nft rules of the host's
 count what they drop. Needs root, iproute2 and nftables.
 """
 
+import functools
 import json
 import os
 import shutil
@@ -191,12 +192,14 @@ def network(hosts: Sequence[str]) -> Iterator[Network]:
 
 
 @contextmanager
-def drill(base: Path, *options: str) -> Iterator[NetNodes]:
-    """A job without nodes yet, on a healthy etcd of three servers: six hosts in all."""
+def drill(base: Path, *options: str, etcd_options: Sequence[str] = ()) -> Iterator[NetNodes]:
+    """A job without nodes yet, on a healthy etcd of three servers: six hosts in all. ``etcd_options`` go
+    to each server."""
     require()
     with network((*NODES, *SERVERS)) as net:
         seats = [Seat(net.addresses[host], net.launcher(host)) for host in SERVERS]
-        with cluster(base / "etcd", 3, seats=seats, ctl_launcher=net.observer) as etcd:
+        place = functools.partial(cluster, seats=seats, ctl_launcher=net.observer)
+        with place(base / "etcd", 3, options=etcd_options) as etcd:
             job = NetNodes(base, etcd, net, *options)
             try:
                 yield job

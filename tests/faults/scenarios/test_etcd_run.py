@@ -27,3 +27,6 @@ def test_a_worker_is_killed_and_the_leader_of_etcd_too(jobs: Jobs, tmp_path: Pat
         victims = kill(job, later, 1)
         recover(job, later, victims)
         assert_sound(job, later)
+        metrics = job.metrics()
+        for call in ("lease_grant", "lease_keep_alive", "put", "txn", "range", "watch"):
+            assert metrics[f'etcd_request_seconds_count{{call="{call}"}}'] > 0

@@ -227,3 +227,29 @@ def test_past_the_lease_nothing_commits_and_nothing_forms_but_training_goes_on(
         servers.thaw(0)
         job.settle("a", "b")
         assert job.pids(first) == pids
+
+
+def test_without_etcd_a_node_that_was_restarted_drains_by_force_and_the_other_one_holds(
+    tmp_path: Path,
+) -> None:
+    with (
+        cluster(tmp_path / "etcd") as servers,
+        nodes(tmp_path, servers, "--set", "node.stop_grace_s=3.0") as job,
+    ):
+        job.start("a", "b")
+        job.settle("a", "b")
+        pids = job.pids("a", "b")
+        servers.kill(0)
+        job["b"].kill_supervisor()
+        job.start("b")
+        job["b"].wait_logged("worker_adopted", pid=pids["b"])
+        job["b"].wait_for(lambda s: s["state"] == "running", "its worker to train on")
+        assert job.end("b") == {"b": 0}
+        assert job["b"].logged("drain_requested")
+        assert not job["b"].logged("stop_requested"), "it is not the only node"
+        assert job["b"].processes_left() == []
+        held = job["a"].wait_for(lambda s: s["state"] == "holding", "the other one to hold")
+        assert "no other generation can be agreed" in held["reason"]
+        servers.restart(0)
+        job.settle("a")
+        assert job.pids("a") == {"a": pids["a"]}
