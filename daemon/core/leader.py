@@ -204,9 +204,10 @@ def _proceed(
     state: LeaderState, view: View, job: JobRecord, answers: Answers | None, now: float
 ) -> Decision:
     over = _job_over(state)
+    if over is not None and state.publishing:
+        return state, ()  # that plan comes first: none may follow the end
     if over is not None:
-        job_state, reason = over
-        return _end_job(state, job_state, reason)
+        return _end_job(state, *over)
     state = _windows(state, view, now)
     if now < state.refused_until_s:
         return _rest(state, Wait("store_waits", "the store refused", state.refused_until_s))

@@ -108,7 +108,7 @@ class Checks:
         if not steady or now - since_s > HOLDER_WAIT_S:
             return
         holders = [w for w in cluster.living() if w.last_formed >= max(1, self.formed)]
-        there = [w.key for w in holders if cluster.linked(leader, w.node)]
+        there = [w.key for w in holders if cluster.linked(leader, w.node) and not plan.find(w.key)]
         if there:
             text = (
                 f"generation {plan.generation} restores while {there} have generation {self.formed}"
