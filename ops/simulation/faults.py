@@ -7,7 +7,7 @@ from rallypoint.daemon.core import events as ev
 from rallypoint.ops.simulation import endings
 from rallypoint.ops.simulation.cluster import Cluster
 from rallypoint.ops.simulation.node import Node
-from rallypoint.ops.simulation.scenario import FAULTS
+from rallypoint.ops.simulation.scenario import DETECT_S, FAULTS
 from rallypoint.ops.simulation.worker import Worker
 
 
@@ -252,8 +252,38 @@ class Faults:
         if victims and choose.random() < 0.5:
             victim = choose.choice(victims)
             self._later(choose.uniform(0.0, 9.0), lambda: cluster.end(victim, "SIGKILL"))
+        elif choose.random() < 0.5:
+            others = [n for n in cluster.nodes if n not in away]
+            self._later(choose.uniform(3.0, 7.0), lambda: self._kill_workers(others))
         self._later(choose.choice([2.0, 8.0]), lambda: self._link_again(*away))
         self._later(choose.choice([9.0, 20.0, 35.0]), lambda: self._reach_etcd_again(*away))
+        return True
+
+    def _kill_workers(self, nodes: list[Node]) -> None:
+        for node in nodes:
+            for worker in self._cluster.workers_of(node):
+                self._cluster.end(worker, "SIGKILL")
+
+    def left_behind(self) -> bool:
+        """A node loses its lease while its workers live; then one of the others dies, and the rest while
+        they form anew without it."""
+        cluster = self._cluster
+        group = cluster.groups.get(cluster.checks.formed)
+        nodes = (
+            list(dict.fromkeys(w.node for w in group.here.values())) if group is not None else []
+        )
+        if len(nodes) < 2:
+            return False
+        left = self._choose.choice(nodes)
+        others = [w for w in group.here.values() if w.node is not left] if group else []
+        cluster.etcd.cut.add(left.index)
+
+        def strike() -> None:
+            cluster.dies_in_forming.update(w.key for w in others[1:])
+            cluster.end(others[0], "SIGKILL")
+
+        self._later(DETECT_S + self._choose.uniform(0.0, 3.0), strike)
+        self._later(self._choose.choice([12.0, 25.0]), lambda: self._joined_again(left))
         return True
 
     def _link_again(self, *nodes: Node) -> None:

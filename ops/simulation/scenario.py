@@ -25,6 +25,7 @@ FAULTS: Final = (
     "all_nodes_lost",
     "all_supervisors_killed",
     "group_cut_off",
+    "left_behind",
     "several_at_once",
 )
 """Everything that a seed may do to a cluster."""
