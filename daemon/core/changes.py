@@ -176,7 +176,8 @@ def _no_checkpoint(
         return Wait(
             "start_waits", f"{text}; not starting from scratch: start the node that holds it"
         )
-    due_s = (state.gather_at_s or now) + policy.holder_wait_s
+    since_s = max(state.gather_at_s or now, state.loss_at_s or 0.0)  # a spare has waited since long
+    due_s = since_s + policy.holder_wait_s
     return Wait("start_waits", f"{text}; waiting for its holder", due_s) if now < due_s else None
 
 

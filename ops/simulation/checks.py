@@ -139,12 +139,25 @@ class Checks:
             if w.ready_for_s() > steady_s and w.node.ready_long(steady_s)
         ]
         members = {m.key.node for m in plan.members}
+        self._check_awaited(members)
         best = max((self._held(w.node, steady_s) for w in ready), default=(0, 0))
         there = max(self._held(n, 0.0) for n in cluster.nodes if n.name in members)
         if there < best:
             text = (
                 f"generation {plan.generation} reads {there}, but {best} is on a node that is ready"
             )
+            raise Violation("holder", text)
+
+    def _check_awaited(self, members: set[str]) -> None:
+        """Whoever holds the newest checkpoint that was registered gets time to come."""
+        cluster, group = self._cluster, self._cluster.groups.get(self.formed)
+        newest = self.job.checkpoint
+        if group is None or newest is None:
+            return
+        since_s = group.progress_s if group.broken_s is None else group.broken_s
+        there = max(self._held(n, 0.0) for n in cluster.nodes if n.name in members)
+        if there < newest and cluster.clock.now - since_s < HOLDER_WAIT_S:
+            text = f"{there} is read, but {newest} is registered, and its holder was not awaited"
             raise Violation("holder", text)
 
     def _held(self, node: "Node", for_s: float) -> tuple[int, int]:
