@@ -1,13 +1,13 @@
 """What must hold after every step, whatever happens. Each check knows the truth that no node can see."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from rallypoint.daemon.core.records import JobRecord
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 from rallypoint.ops.simulation.endings import TRACEBACK
 from rallypoint.ops.simulation.errors import Violation
-from rallypoint.ops.simulation.scenario import HOLDER_WAIT_S
+from rallypoint.ops.simulation.scenario import DETECT_S, HOLDER_WAIT_S
 from rallypoint.trainer.elastic.protocol import Decision
 
 if TYPE_CHECKING:
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from rallypoint.ops.simulation.cluster import Cluster
     from rallypoint.ops.simulation.node import Node
     from rallypoint.ops.simulation.worker import Snapshot, Worker
+
+_SLACK_S: Final = 1.5
+"""For probes, back-off and the messages of a change."""
 
 
 class Checks:
@@ -26,6 +29,9 @@ class Checks:
         self.formed = 0
         self.commits = 0
         self.job = JobRecord("", "", {})
+        self._leader: Node | None = None
+        """Who leads, while nothing disturbs it, since `_works_since_s`."""
+        self._works_since_s = 0.0
         self._left: set[str] = set()
         """Why workers have left by agreement."""
         self._truth: dict[int, dict[int, Snapshot]] = {}
@@ -159,6 +165,25 @@ class Checks:
         if there < newest and cluster.clock.now - since_s < HOLDER_WAIT_S:
             text = f"{there} is read, but {newest} is registered, and its holder was not awaited"
             raise Violation("holder", text)
+
+    def look(self) -> None:
+        """Once a second: a machine that has been silent for its lease and a second is in no plan any more,
+        if etcd, all links and one leader have worked all the time."""
+        cluster, scenario, now = self._cluster, self._cluster.scenario, self._cluster.clock.now
+        leader, plan = cluster.leader(), self.plans.get(cluster.newest_generation)
+        works = cluster.etcd.serves and not cluster.etcd.cut and not cluster.parts
+        quick = scenario.loss == 0.0 and scenario.message_s < 0.1
+        if not (works and quick and leader is not None and leader.leading.leads and leader.up):
+            self._leader = None
+        elif leader is not self._leader:
+            self._leader, self._works_since_s = leader, now
+        if self._leader is None or plan is None or self.ended:
+            return
+        for node in cluster.nodes:
+            silent_s = now - max(node.lost_s, self._works_since_s)
+            if not node.machine and plan.lists(node.name) and silent_s > DETECT_S + 1.0 + _SLACK_S:
+                text = f"{node.name} is silent for {silent_s:.1f} s, but in plan {plan.generation}"
+                raise Violation("silence", text)
 
     def _held(self, node: "Node", for_s: float) -> tuple[int, int]:
         found = self._cluster.readable(node)

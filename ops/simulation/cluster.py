@@ -54,6 +54,11 @@ class Cluster:
         """Start every supervisor, within a second."""
         for node in self.nodes:
             self.clock.after(self.choose.uniform(0.0, 1.0), node.start)
+        self._look()
+
+    def _look(self) -> None:
+        self.checks.look()
+        self.clock.after(1.0, self._look)
 
     def log(self, text: str) -> None:
         """One line of the trace."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rallypoint.daemon.core import changes, leader, permission, planning
+from rallypoint.daemon.core import changes, joining, leader, permission, planning
 from rallypoint.daemon.core.frozen import replace
 from rallypoint.daemon.core.nodestate import NodeState
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
@@ -140,14 +140,6 @@ def _nothing(rule: Wrapped) -> Wrapped:
     return lambda *args, **kwargs: None
 
 
-def _never(rule: Wrapped) -> Wrapped:
-    return lambda *args, **kwargs: False
-
-
-def _no_difference(differences: Wrapped) -> Wrapped:
-    return lambda *args, **kwargs: []
-
-
 def _any_checkpoint(no_checkpoint: Wrapped) -> Wrapped:
     def make(state: Any, ready: Any, job: Any, now: float) -> Any:
         if changes._readable(state, ready, job) is not None:
@@ -164,17 +156,18 @@ def _nobody_given_up(judge_absent: Wrapped) -> Wrapped:
     return make
 
 
-def _no_time_after_election(survey: Wrapped) -> Wrapped:
-    return lambda *args, **kwargs: survey(*args, **{**kwargs, "elected": False})
+def _only_errors(job_over: Wrapped) -> Wrapped:
+    def make(state: Any) -> Any:
+        over = job_over(state)
+        return over if over is not None and over[0] == "failed" else None
+
+    return make
 
 
-def _anybody_may_enter(may_enter: Wrapped) -> Wrapped:
-    return lambda worker: True
-
-
-def _unwitnessed(judge_absent: Wrapped) -> Wrapped:
-    def make(state: Any, *rest: Any) -> Any:
-        return judge_absent(replace(state, witness_generation=0), *rest)
+def _any_fault(program_error: Wrapped) -> Wrapped:
+    def make(members: Any, plan: Any) -> str | None:
+        faults = [slot.fault for member in members for slot in member.slots if slot.fault]
+        return faults[0].traceback if faults else None
 
     return make
 
@@ -203,7 +196,6 @@ MUTANTS: Final[dict[str, tuple[Any, str, Make]]] = {
     ),
     "no_commit_first": (planning, "build_plan", _plan(commit_first=False)),
     "restore_asks_nobody": (changes, "_start", _asks_nobody_else),
-    "members_may_train_is_ignored": (changes, "_may_train", _never),
     "left_out_is_forgotten": (planning, "build_plan", _plan(left_out=())),
     # rule 11
     "holder_is_not_chosen": (changes, "_choose", _first_ready),
@@ -216,8 +208,10 @@ MUTANTS: Final[dict[str, tuple[Any, str, Make]]] = {
     ),
     # several nodes
     "absent_are_never_lost": (leader, "_judge_absent", _nobody_given_up),
-    "new_leader_gives_no_time": (planning, "survey", _no_time_after_election),
-    "witness_is_ignored": (leader, "_judge_absent", _unwitnessed),
-    "anybody_may_enter": (planning, "_may_enter", _anybody_may_enter),
+    # rules 6 and 8
+    "agreed_end_is_not_written": (leader, "_job_over", _only_errors),
+    "program_error_is_restarted": (leader, "program_error", _nothing),
+    "any_exception_is_a_program_error": (leader, "program_error", _any_fault),
+    "ended_job_begins_again": (joining, "ends_now", lambda _: lambda job, others: False),
 }
 """Name -> (where, attribute, what it becomes)."""

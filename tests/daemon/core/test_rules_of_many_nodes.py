@@ -143,11 +143,11 @@ def test_rule_04_a_restore_waits_for_the_holder_of_the_newest_checkpoint_but_not
     assert script.now == 115.0
 
 
-def test_rule_04_a_spare_that_has_waited_long_does_not_restore_before_the_holder_had_its_time() -> None:
-    script = _train(A, policy={"spares": 1, "shared_checkpoints": False})
+def test_rule_04_where_a_spare_has_waited_the_holder_gets_its_time_from_the_loss_on() -> None:
+    script = training_leader(A, policy={"spares": 1, "shared_checkpoints": False})
     spare = member(slot_record(0), node_name="c", checkpoint=(3, 10))
     newest = job(formed=3, iteration=40, checkpoint=(3, 40))
-    script.see(_node("a"), spare).feed(ev.JobChanged(newest))
+    script.see(node_record("a"), spare).feed(ev.JobChanged(newest))
     script.now += 100.0
     lost_s = script.now
     script.gone = {A}
