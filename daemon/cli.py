@@ -6,6 +6,7 @@ preemption notice.
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
@@ -16,6 +17,7 @@ from rallypoint import __version__
 from rallypoint.daemon.shared.command import Command
 from rallypoint.daemon.shared.errors import ConfigError, RallypointError
 
+_EXIT_INTERRUPTED: Final = 130
 _GROUP: Final = "rallypoint.commands"
 _COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -59,6 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RallypointError as error:
         print(f"rallypoint: {error}", file=sys.stderr)
         return _exit_code(error)
+    except KeyboardInterrupt:
+        print("rallypoint: interrupted; what was asked of a supervisor stands", file=sys.stderr)
+        return _EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - else its flush at exit fails too
+        return 1
+    except OSError as error:
+        if asked == "run" or error.filename is None:
+            raise  # of a whole supervisor the traceback is wanted
+        print(f"rallypoint: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 def full_parser() -> argparse.ArgumentParser:

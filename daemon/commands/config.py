@@ -1,8 +1,9 @@
 """``rallypoint config``: the merged configuration, where each value comes from, the timeouts."""
 
 import argparse
+import json
 from dataclasses import fields
-from typing import Final
+from typing import Any, Final
 
 from rallypoint.daemon.commands import collectives, options
 from rallypoint.daemon.shared import configload, envbudget, timeouts
@@ -19,6 +20,7 @@ class ConfigCommand:
         options.add_configuration(parser)
         text = "print the collectives of this job instead, with their bytes"
         parser.add_argument("--collectives", action="store_true", help=text)
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def run(self, args: argparse.Namespace) -> int:
         """Print; exit code 0."""
@@ -26,6 +28,9 @@ class ConfigCommand:
         if args.collectives:
             config = resolved.config
             print(collectives.table_text(config, collectives.find_sizes(config)))
+            return 0
+        if args.json:
+            print(json.dumps(_document(resolved)))
             return 0
         profile = PROFILES[resolved.config.job.profile]
         section = ""
@@ -48,6 +53,21 @@ class ConfigCommand:
             print(f"# {field.name:<18} {getattr(times, field.name):g} s")
         print(f"# configuration hash {configload.config_hash(resolved.config)}")
         return 0
+
+
+def _document(resolved: configload.Resolved) -> dict[str, Any]:
+    """Values by section and key, each with its source; timeouts; the hash that workers share."""
+    values: dict[str, dict[str, Any]] = {}
+    for path, value in configload.items(resolved.config):
+        section, _, key = path.partition(".")
+        shown = {"value": value, "source": resolved.sources[path]}
+        values.setdefault(section, {})[key] = shown
+    times = timeouts.derive(resolved.config, envbudget.world_size_range(resolved.config)[1])
+    return {
+        "values": values,
+        "timeouts": {field.name: getattr(times, field.name) for field in fields(times)},
+        "hash": configload.config_hash(resolved.config),
+    }
 
 
 COMMAND = ConfigCommand()

@@ -22,6 +22,7 @@ class QuarantineCommand:
         add_dir(clearing)
         clearing.add_argument("--node", metavar="NAME", help="of this node, not of the one asked")
         clearing.add_argument("--slot", type=int, metavar="N", help="only this slot")
+        clearing.add_argument("--json", action="store_true", help="print one JSON object")
 
     def run(self, args: argparse.Namespace) -> int:
         """Print; exit code 0, or 1 when the node or slot to clear is not in quarantine."""
@@ -33,6 +34,9 @@ class QuarantineCommand:
             wanted = {"node": args.node, "slot": args.slot}
             cleared = client.ask(command="quarantine_clear", **wanted)["cleared"]
         named = [f"{what} {value}" for what, value in wanted.items() if value is not None]
+        if args.json:
+            print(json.dumps({"cleared": cleared}))
+            return 1 if named and not cleared else 0
         if named and not cleared:
             print(f"{', '.join(named)}: not in quarantine")
             return 1

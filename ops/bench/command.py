@@ -21,6 +21,7 @@ from rallypoint.ops.bench import (
     membershipreport,
     noderecovery,
     nodereport,
+    notice,
     peer,
     ppo,
     recovery,
@@ -32,6 +33,7 @@ from rallypoint.ops.bench import (
 from rallypoint.ops.bench.job import Job
 from rallypoint.ops.bench.membership import Loss
 from rallypoint.ops.bench.noderecovery import NodeLoss
+from rallypoint.ops.bench.notice import Noticed
 from rallypoint.ops.bench.recovery import Kill
 from rallypoint.ops.bench.soak import Blow
 from rallypoint.ops.bench.throughput import Setting
@@ -89,9 +91,15 @@ class BenchCommand:
         scales.add_argument("--seed", type=int, default=1, help="of the job")
         _configure_membership(benchmarks)
         _configure_checkpoint(benchmarks)
+        text = "preemption notices to nodes of a job on etcd: env steps lost, and the others' stall"
+        warned = benchmarks.add_parser("notice", help=text, description=text)
+        warned.add_argument("--nodes", type=int, default=3, metavar="N")
+        warned.add_argument("--notices", type=int, default=10, metavar="N")
+        warned.add_argument("--seed", type=int, default=1, help="of victims and the job")
         for parts, task in (
             *((one, DEFAULT) for one in (kills, rates, rivals, scales)),
             (blows, "pointmass"),
+            (warned, DEFAULT),
         ):
             parts.add_argument("--task", default=task, choices=sorted(TASK_OVERRIDES))
             _add_common(parts)
@@ -122,6 +130,9 @@ class BenchCommand:
             elif args.benchmark == "membership":
                 document = _membership(args, Path(directory))
                 text = membershipreport.text(document)
+            elif args.benchmark == "notice":
+                document = _notice(args, Path(directory))
+                text, failed = notice.text(document), not document["held"]
             elif args.benchmark == "ppo":
                 document = _ppo(args, Path(directory))
                 text = ppo.text(document)
@@ -323,6 +334,30 @@ def _checkpoint(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     )
     about = {name: getattr(args, name) for name in ("size", "saves", "device")}
     return checkpoint.document(rows, about)
+
+
+def _notice(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    if args.nodes < 2 or args.notices < 1:
+        raise ConfigError(
+            f"--nodes {args.nodes} --notices {args.notices}: at least 2 nodes (somebody must stay) and 1 "
+            "notice"
+        )
+    numbers = itertools.count(1)
+
+    def show(noticed: Noticed) -> None:
+        if not args.json:
+            print(notice.line_text(next(numbers), noticed), flush=True)
+
+    document = notice.measure(
+        directory,
+        nodes=args.nodes,
+        notices=args.notices,
+        seed=args.seed,
+        settings=_job_settings(args),
+        show=show,
+    )
+    about = {"nodes": args.nodes, "task": args.task, "seed": args.seed, "settings": args.settings}
+    return {**about, **document}
 
 
 def _throughput(args: argparse.Namespace, directory: Path) -> dict[str, Any]:

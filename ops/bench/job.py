@@ -110,6 +110,15 @@ class Job:
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
 
+    def wait_for_exit(self, bound_s: float) -> tuple[int, float]:
+        """Its exit code, and how long it took to come. Raises `BenchError` after ``bound_s``."""
+        begun_s = time.monotonic()
+        deadline = Deadline("the end of the supervisor", bound_s, self.log)
+        while (code := self._process.poll()) is None:
+            deadline.check()
+            time.sleep(_POLL_S / 5)
+        return code, time.monotonic() - begun_s
+
     def status(self) -> dict[str, Any] | None:
         """The status document; None while there is no supervisor to ask yet. Raises `BenchError`
         when it has ended."""

@@ -169,11 +169,11 @@ def phase_seconds(line: Mapping[str, Any], kill_s: float) -> dict[str, float | N
     }
 
 
-def entry_stalls(lines: Sequence[Mapping[str, Any]]) -> list[float]:
-    """For how long each entry of newcomers held the others up in all, in seconds: from the last commit
-    before it to the first commit after it, less the median iteration of the generation that they
-    entered (itself not counted; left out where nothing was committed on either side)."""
-    joins = {n["generation"] for n in lines if n["event"] == "generation" and n["cause"] == "join"}
+def entry_stalls(lines: Sequence[Mapping[str, Any]], cause: str = "join") -> list[float]:
+    """For how long each planned change of this cause held the others up in all, in seconds: from the last
+    commit before it to the first commit after it, less the median iteration of the generation that it
+    began (itself not counted; left out where nothing was committed on either side)."""
+    joins = {n["generation"] for n in lines if n["event"] == "generation" and n["cause"] == cause}
     commits = [line for line in lines if line["event"] == "iteration"]
     gaps: dict[int, float] = {}
     usual: dict[int, list[float]] = {}

@@ -9,6 +9,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -179,6 +180,10 @@ class Cluster(WorkerModel):
             and all(w.phase == "training" and w.generation == plan.generation for w in living)
             and plan.world_size == len(living)
         )
+
+    def wish(self, **changes: Any) -> None:
+        """An operator changes the job's record, as `rallypoint pause` and others do."""
+        self._write_job(msgspec.structs.replace(self.job, **changes))
 
     # --- decisions --------------------------------------------------------------------------------
 

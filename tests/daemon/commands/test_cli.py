@@ -1,6 +1,7 @@
 """The command line: exit codes, messages, and what is loaded when."""
 
 import io
+import json
 import re
 import socket
 import subprocess
@@ -273,3 +274,28 @@ def test_the_pace_is_of_the_last_seconds_and_begins_anew_after_a_restore() -> No
     assert pace.take(20.0, 2000) == pytest.approx(100, rel=0.1)
     assert pace.take(21.0, 50) is None
     assert pace.take(22.0, 70) == 20
+
+
+def test_config_as_json_has_values_sources_and_timeouts(capsys: Captured) -> None:
+    assert cli.main(["config", "--set", "job.seed=7", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["values"]["job"]["seed"] == {"value": 7, "source": "--set"}
+    assert document["timeouts"]["detect_s"] == 5.0
+    assert len(document["hash"]) > 8
+
+
+def test_a_file_that_is_none_is_one_line(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "journal.jsonl").mkdir()
+    assert cli.main(["events", "--dir", str(tmp_path)]) == 1
+    assert error(capsys).endswith("journal.jsonl: Is a directory")
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").write_text("")
+    code = "import sys; from rallypoint.daemon.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "config"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""

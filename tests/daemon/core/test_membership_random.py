@@ -46,7 +46,10 @@ def check_plan(cluster: Cluster, plan: Plan) -> None:
     assert plan.generation > max(cluster.plans, default=0)
     assert [m.rank for m in plan.members] == list(range(plan.world_size))
     assert 1 <= plan.world_size <= cluster.policy.max_workers
-    assert plan.hold == (plan.world_size < cluster.policy.min_workers)
+    assert cluster.leader is not None
+    seen = cluster.leader.job  # as of its decision; the record may have changed since
+    assert seen is not None
+    assert plan.hold == (seen.state == "paused" or plan.world_size < cluster.policy.min_workers)
     records = _records(cluster)
     formed = [records[m.key].last_formed for m in plan.members]
     heirs = [f >= max(1, plan.formed) for f in formed]
@@ -90,6 +93,14 @@ def _check_blocks(cluster: Cluster, plan: Plan) -> None:
                 claimed |= held
 
 
+def _wish(cluster: Cluster) -> None:
+    """An operator pauses, resumes or scales the job."""
+    choose = cluster.random
+    state = choose.choice(["running", "paused"])
+    workers = choose.choice([None, *range(1, cluster.policy.max_workers + 1)])
+    cluster.wish(state=state, workers=workers)
+
+
 def _disturb(cluster: Cluster) -> None:
     """One seeded fault, or a restart after one."""
     choose = cluster.random
@@ -111,13 +122,17 @@ def _disturb(cluster: Cluster) -> None:
     choose.choice(faults)()
 
 
-def _run(seed: int, slots: dict[str, int], budget: str, min_workers: int = 1) -> Cluster:
+def _run(
+    seed: int, slots: dict[str, int], budget: str, min_workers: int = 1, *, wishes: bool = False
+) -> Cluster:
     total = sum(slots.values())
     cluster = Cluster(policy(budget, total, min_workers), slots, seed, check_plan)
     for _ in range(cluster.random.choice([1, 3, 8])):
         cluster.settle(most=cluster.random.randrange(60))
         for _ in range(cluster.random.choice([1, 1, 2, total])):
             _disturb(cluster)
+            if wishes and cluster.random.random() < 0.5:
+                _wish(cluster)
     for name in slots:
         if name not in cluster.nodes:
             cluster.start_node(name)
@@ -142,6 +157,32 @@ def test_quiet_ends_in_training_whatever_came_before(
         assert cluster.trains(), f"seed {seed}: {cluster.plan} {cluster.job}"
         assert len(cluster.live()) == total, f"seed {seed}"
         assert len(cluster.plans) - before <= 12, f"seed {seed}: plans without an end"
+
+
+@pytest.mark.parametrize("base", range(3))
+@pytest.mark.parametrize("slots", [{"a": 3}, {"a": 2, "b": 2}], ids=str)
+def test_wishes_of_operators_are_kept_whatever_happens(slots: dict[str, int], base: int) -> None:
+    total = sum(slots.values())
+    for seed in range(2000 + 100 * base, 2000 + 100 * base + 12):
+        cluster = _run(seed, slots, "global", 1 + seed % 2, wishes=True)
+        wanted = 2 + seed % (total - 1)
+        cluster.wish(state="paused", workers=wanted)
+
+        def shaped(c: Cluster = cluster, n: int = wanted, *, hold: bool = True) -> bool:
+            plan = c.plan
+            formed = plan is not None and c.job.formed == plan.generation
+            shape = None if plan is None else (plan.world_size, plan.hold)
+            read = not c.leader_line  # what the leader has not read yet, it may act against once
+            return read and formed and shape == (n, hold) and len(c.live()) == total
+
+        cluster.settle(until=shaped)
+        assert shaped(), f"seed {seed}: {cluster.plan} {cluster.job}"
+        paused = max(cluster.committed, default=0)
+        cluster.settle(most=50)
+        assert max(cluster.committed, default=0) == paused, "nobody trains while it is paused"
+        cluster.wish(state="running", workers=None)
+        cluster.settle(until=lambda c=cluster, n=total: len(c.live()) == n and c.trains())  # type: ignore[misc]
+        assert cluster.trains(), f"seed {seed}: {cluster.plan} {cluster.job}"
 
 
 @pytest.mark.parametrize("seed", range(24))
