@@ -80,6 +80,7 @@ def test_an_iteration_without_end_costs_only_itself(tmp_path: Path, etcd: EtcdCl
         node.wait_until(node.arming.fired, lambda: "the rollout to be slow")
         answer = json.loads(node.command("simulate-notice", "--in-s", "6", "--json"))
         assert (answer["exited"], answer["passed"]) == (75, True)
+        assert node.process.wait(60) == 75
         assert [point.entry for point in node.arming.fired()][-1].startswith("mini_batch")
         assert node.checkpoints()[-1] == job.last_iteration("a") == stuck - 1
         assert node.processes_left() == []
