@@ -239,7 +239,9 @@ def _join(
     if room <= 0:
         return Wait("join_waits", f"{numbers}: the job has its {most} workers")
     wanted = planning.wanted_workers(policy, plan, job, 0)
-    deficit = max(wanted, policy.min_workers) - plan.world_size
+    # Where all members leave, spares come in to take their state over.
+    leaving = sum(w.draining for w in view.heirs if plan.find(w.key) is not None)
+    deficit = max(wanted, policy.min_workers) - (plan.world_size - leaving)
     count = min(room, max(len(waiting) - policy.spares, deficit))
     if count <= 0:
         return Wait("join_waits", f"{numbers}: {policy.spares} are kept as spares")

@@ -1,5 +1,7 @@
 """The leader when nobody is gone: joins, drains, the formed mark, env blocks, the end of a job."""
 
+from typing import Any
+
 import pytest
 
 from rallypoint.daemon.core import actions as act
@@ -185,6 +187,19 @@ def test_rule_06_the_only_holder_of_state_is_not_planned_out() -> None:
     script.see(member(trained(0, 4), draining=True, drain_cause="drain"), other)
     script.feed(ev.JobChanged(job(formed=4)))
     assert (script.published.cause, script.ranks) == ("drain", [key(0, 1, "b")])
+
+
+def test_a_spare_takes_over_at_once_when_all_who_train_leave() -> None:
+    leaving: dict[str, Any] = {"draining": True, "drain_cause": "notice"}
+    spare = member(slot_record(0), node_name="b")
+    script = _elect(_of(3, key(0)), member(trained(0, 3)), spare, spares=1)
+    assert "kept as spares" in script.said
+    script.see(member(trained(0, 3), **leaving), spare)
+    assert (script.published.cause, script.ranks) == ("join", [key(0), key(0, 1, "b")])
+    script.feed(ev.PlanChanged(script.published))
+    script.see(member(trained(0, 4), **leaving), member(trained(0, 4), node_name="b"))
+    script.feed(ev.JobChanged(job(formed=4)))
+    assert (script.published.cause, script.ranks) == ("notice", [key(0, 1, "b")])
 
 
 def test_a_forced_plan_leaves_draining_workers_out_when_others_live() -> None:
