@@ -126,9 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--socket", type=int, required=True)
     options = parser.parse_args(arguments)
-    signal.signal(
-        signal.SIGTERM, signal.SIG_IGN
-    )  # as workers do: it may be meant for the supervisor
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # sent to all of a job, for its supervisor
+        signal.signal(number, signal.SIG_IGN)
     for name in _IMPORTED_LATE:
         importlib.import_module(name)
     gc.collect()

@@ -1,6 +1,7 @@
 """Preemption notices in a job of several nodes: real supervisors, real workers, a real etcd."""
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,11 @@ def test_the_last_holder_of_state_commits_before_it_goes(tmp_path: Path, etcd: E
     with nodes(tmp_path, etcd, *options) as job:
         (node,) = job.start("a", options=("--set", 'preemption.sources=["slurm"]'))
         job.settle("a", iterations=5)
-        node.process.send_signal(signal.SIGTERM)
+        for number in (signal.SIGUSR1, signal.SIGCONT, signal.SIGTERM):  # as Slurm: to all of a job
+            for pid in node.processes_left():
+                os.kill(pid, number)
         assert node.process.wait(60) == 75
+        assert not node.logged("worker_killed")
         assert node.checkpoints()[-1] == job.last_iteration("a")
         assert node.processes_left() == []
 
