@@ -84,6 +84,24 @@ def evaluate(learner: PpoLearner, env: VecEnv, episodes: int, *, steps: int = ST
     )
 
 
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """The argument ``checkpoint`` of commands that work on one; for `load_told`."""
+    parser.add_argument(
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="a checkpoint's directory, a directory of checkpoints, or a run's directory "
+        "(the newest that verifies)",
+    )
+
+
+def load_told(url: str) -> LoadedCheckpoint:
+    """As `load_checkpoint`; newer ones that do not verify are told on standard error."""
+    loaded = load_checkpoint(url)
+    for skipped in loaded.skipped:
+        print(f"skipped a newer checkpoint: {skipped}", file=sys.stderr)
+    return loaded
+
+
 def configuration(loaded: LoadedCheckpoint) -> Config:
     """The job's sections that the checkpoint holds, defaults elsewhere. Raises `TrainerError` when
     this version cannot read them."""
@@ -121,12 +139,7 @@ class EvalCommand:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
-        parser.add_argument(
-            "checkpoint",
-            metavar="CHECKPOINT",
-            help="a checkpoint's directory, a directory of checkpoints, or a run's directory "
-            "(the newest that verifies)",
-        )
+        add_checkpoint(parser)
         parser.add_argument(
             "--episodes", type=_positive, default=256, metavar="N", help="envs (default: 256)"
         )
@@ -134,9 +147,7 @@ class EvalCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Evaluate and print; 0."""
-        loaded = load_checkpoint(args.checkpoint)
-        for skipped in loaded.skipped:
-            print(f"skipped a newer checkpoint: {skipped}", file=sys.stderr)
+        loaded = load_told(args.checkpoint)
         config = configuration(loaded)
         env = make_env(config, dtype=DTYPES[config.ppo.dtype])
         try:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +12,11 @@ import torch
 from torch import Tensor
 
 from rallypoint import __version__
-from rallypoint.checkpointing.restore import LoadedCheckpoint, load_checkpoint
+from rallypoint.checkpointing.restore import LoadedCheckpoint
 from rallypoint.daemon.shared.command import Command
 from rallypoint.trainer.envs.base import EnvSpec
 from rallypoint.trainer.envs.factory import make_env
-from rallypoint.trainer.evaluate import configuration, restore_learner
+from rallypoint.trainer.evaluate import add_checkpoint, configuration, load_told, restore_learner
 from rallypoint.trainer.policies import onnxfile, torchscriptfile
 from rallypoint.trainer.policies.errors import ExportError
 from rallypoint.trainer.policies.files import put_in_place
@@ -122,12 +121,7 @@ class ExportCommand:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
-        parser.add_argument(
-            "checkpoint",
-            metavar="CHECKPOINT",
-            help="a checkpoint's directory, a directory of checkpoints, or a run's directory "
-            "(the newest that verifies)",
-        )
+        add_checkpoint(parser)
         parser.add_argument("--format", choices=tuple(FORMATS), default="onnx")
         parser.add_argument(
             "--output",
@@ -139,9 +133,7 @@ class ExportCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Export and print; 0."""
-        loaded = load_checkpoint(args.checkpoint)
-        for skipped in loaded.skipped:
-            print(f"skipped a newer checkpoint: {skipped}", file=sys.stderr)
+        loaded = load_told(args.checkpoint)
         done = export(loaded, args.format, args.output)
         if args.json:
             print(msgspec.json.encode(done).decode())

@@ -15,12 +15,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rallypoint.checkpointing.restore import LoadedCheckpoint, load_checkpoint
+from rallypoint.checkpointing.restore import LoadedCheckpoint
 from rallypoint.daemon.shared.command import Command
 from rallypoint.trainer.envs.base import DrawnEnv, MotionEnv, Scene, VecEnv
 from rallypoint.trainer.envs.factory import make_env
 from rallypoint.trainer.errors import TrainerError
-from rallypoint.trainer.evaluate import FIRST_ENV_ID, ITERATION, configuration, restore_learner
+from rallypoint.trainer.evaluate import (
+    FIRST_ENV_ID,
+    ITERATION,
+    add_checkpoint,
+    configuration,
+    load_told,
+    restore_learner,
+)
 from rallypoint.trainer.policies.files import put_in_place
 from rallypoint.trainer.policies.render import DRAWING, MOTION, NO_RENDERER, Drawing
 from rallypoint.trainer.ppo import DTYPES, PpoLearner
@@ -179,12 +186,7 @@ class PlayCommand:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
-        parser.add_argument(
-            "checkpoint",
-            metavar="CHECKPOINT",
-            help="a checkpoint's directory, a directory of checkpoints, or a run's directory "
-            "(the newest that verifies)",
-        )
+        add_checkpoint(parser)
         kind = parser.add_mutually_exclusive_group()
         kind.add_argument("--video", type=Path, metavar="F.mp4", help="default: TASK-ITERATION.mp4")
         kind.add_argument("--png", type=Path, metavar="F.png", help="the last moment alone")
@@ -203,9 +205,7 @@ class PlayCommand:
         wanted = ".png" if args.png else ".mp4"
         if output is not None and output.suffix != wanted:
             raise PlayError(f"{output}: the name of the file must end in {wanted}")
-        loaded = load_checkpoint(args.checkpoint)
-        for skipped in loaded.skipped:
-            print(f"skipped a newer checkpoint: {skipped}", file=sys.stderr)
+        loaded = load_told(args.checkpoint)
         if output is None:
             task = configuration(loaded).env.task
             output = Path(f"{task}-{loaded.info.iteration:010d}.mp4")
