@@ -9,6 +9,7 @@ from typing import get_type_hints
 
 import pytest
 
+from rallypoint.checkpointing.manifest import SCHEMA
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.failpoints import NAMES
 from tests.project import (
@@ -307,6 +308,13 @@ def test_every_configuration_option_is_documented() -> None:
     ]
     assert {node.name for node in classes} == {kind.__name__ for kind in sections().values()}
     report((item for node in classes for item in undocumented(node)), "a string under the field")
+
+
+def test_every_schema_of_checkpoints_has_a_fixture() -> None:
+    """Whoever raises the schema commits a checkpoint that has it; the tests restore each for ever."""
+    folder = ROOT / "tests/checkpointing/fixtures"
+    found = {path.parents[1].name for path in folder.glob("schema_*/*/manifest.json")}
+    assert found == {f"schema_{number}" for number in range(1, SCHEMA + 1)}
 
 
 def failpoints_hit() -> set[str]:
