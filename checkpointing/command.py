@@ -1,16 +1,18 @@
-"""``rallypoint checkpoints list|verify URL [--json]``."""
+"""``rallypoint checkpoints list|verify|inspect|prune|copy URL [--json]``."""
 
 import argparse
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import msgspec
 
 from rallypoint.checkpointing import restore
 from rallypoint.checkpointing.errors import CheckpointError
-from rallypoint.checkpointing.manifest import CheckpointInfo
-from rallypoint.checkpointing.store import CheckpointStore
+from rallypoint.checkpointing.manifest import CheckpointInfo, Manifest
+from rallypoint.checkpointing.progress import Bar
+from rallypoint.checkpointing.store import CheckpointStore, Retention
 from rallypoint.daemon.shared.command import Command
 
 
@@ -27,44 +29,103 @@ class Row(TypedDict):
 
 @dataclass(frozen=True)
 class CheckpointsCommand:
-    """List checkpoints, or check that they can be restored."""
+    """List checkpoints, check that they can be restored, look into one, thin them out, copy them."""
 
-    help: str = "list or verify checkpoints"
+    help: str = "list, verify, inspect, prune or copy checkpoints"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the subcommands."""
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-        for name, text in (
-            ("list", "show every committed checkpoint, newest first, and whether it verifies"),
-            ("verify", "the same, with exit code 1 when one is damaged or there is none"),
+        for name, run, text in (
+            (
+                "list",
+                _list,
+                "show every committed checkpoint, newest first, and whether it verifies",
+            ),
+            ("verify", _verify, "the same, with exit code 1 when one is damaged or there is none"),
+            ("inspect", _inspect, "show the manifest of the newest one, and its tensors"),
+            ("prune", _prune, "show which checkpoints no rule keeps; with --yes, remove them"),
+            ("copy", _copy, "copy the newest one that verifies, manifest last, and read it back"),
         ):
             action = actions.add_parser(name, help=text, description=text)
+            action.set_defaults(do=run)
             action.add_argument(
                 "url", metavar="URL", help="a checkpoint, a directory of them, or a run's directory"
             )
-            action.add_argument("--json", action="store_true", help="print a JSON array")
+            if name == "prune":
+                _add_rules(action)
+            if name == "copy":
+                action.add_argument(
+                    "target", metavar="TARGET", help="a directory or URL of checkpoints"
+                )
+                action.add_argument("--all", action="store_true", help="every one that verifies")
+            action.add_argument("--json", action="store_true", help="print JSON")
 
     def run(self, args: argparse.Namespace) -> int:
-        """0; for ``verify`` 1 when a checkpoint is damaged or there is none."""
-        store, infos = restore.find(args.url)
-        rows = [_row(store, info) for info in infos]
-        if args.json:
-            print(msgspec.json.encode(rows).decode())
-        else:
-            _print_table(rows)
-        if not rows:
-            print(f"{args.url}: no committed checkpoint", file=sys.stderr)
-        if args.action == "list":
-            return 0
-        return 0 if rows and all(row["verified"] for row in rows) else 1
+        """The exit code; of ``verify`` and ``copy`` 1 when something is damaged or nothing is there, of
+        ``prune`` 1 when something could not be removed."""
+        code: int = args.do(args)
+        return code
 
 
-def _row(store: CheckpointStore, info: CheckpointInfo) -> Row:
+def _add_rules(parser: argparse.ArgumentParser) -> None:
+    keep = Retention()
+    parser.add_argument(
+        "--keep-last", type=int, default=keep.last, metavar="K", help=f"default: {keep.last}"
+    )
+    parser.add_argument(
+        "--keep-every",
+        type=int,
+        metavar="M",
+        help="also those of iterations that are multiples of M",
+    )
+    parser.add_argument(
+        "--keep-best", type=int, default=keep.best, metavar="N", help="also the N best by --metric"
+    )
+    parser.add_argument(
+        "--metric", default=keep.metric, metavar="NAME", help=f"default: {keep.metric}"
+    )
+    parser.add_argument("--least", action="store_true", help="the least is the best")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--dry-run", action="store_true", help="remove nothing (the default)")
+    how.add_argument("--yes", action="store_true", help="really remove them")
+
+
+def _find(url: str) -> tuple[CheckpointStore, list[CheckpointInfo]]:
+    store, infos = restore.find(url)
+    if not infos:
+        print(f"{url}: no committed checkpoint", file=sys.stderr)
+    return store, infos
+
+
+def _list(args: argparse.Namespace) -> int:
+    _show_rows(args)
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    rows = _show_rows(args)
+    return 0 if rows and all(row["verified"] for row in rows) else 1
+
+
+def _show_rows(args: argparse.Namespace) -> list[Row]:
+    store, infos = _find(args.url)
+    with Bar("verifying", sum(info.size_bytes for info in infos)) as bar:
+        rows = [_row(store, info, bar.add) for info in infos]
+    if args.json:
+        print(msgspec.json.encode(rows).decode())
+    else:
+        _print_table(rows)
+    return rows
+
+
+def _row(store: CheckpointStore, info: CheckpointInfo, on_bytes: Callable[[int], None]) -> Row:
     error: str | None = None
     try:
         store.verify(info)
     except CheckpointError as damage:
         error = str(damage)
+    on_bytes(info.size_bytes)
     return Row(
         iteration=info.iteration,
         generation=info.generation,
@@ -85,6 +146,107 @@ def _print_table(rows: list[Row]) -> None:
         )
         if row["error"]:
             print(f"{'':>10} {row['error']}")
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    store, infos = _find(args.url)
+    if not infos:
+        return 1
+    manifest = store.manifest(infos[0])
+    row = _row(store, infos[0], lambda count: None)
+    if args.json:
+        document = {**row, "manifest": msgspec.to_builtins(manifest)}
+        print(msgspec.json.encode(document).decode())
+    else:
+        print("\n".join(_manifest_text(manifest, row)))
+    return 0
+
+
+def _manifest_text(manifest: Manifest, row: Row) -> Iterable[str]:
+    yield f"{row['path']} ({'verified' if row['verified'] else 'DAMAGED: ' + str(row['error'])})"
+    facts: dict[str, Any] = {
+        "job": f"{manifest.job} ({manifest.job_uid or 'no uid'})",
+        "iteration": manifest.iteration,
+        "generation": manifest.generation,
+        "env steps": f"{manifest.env_steps:,}",
+        "world size": f"{manifest.world_size}, budget {manifest.budget}",
+        "warm start": manifest.warm_start or "-",
+        "configuration": manifest.config_hash,
+        "versions": ", ".join(f"{name} {value}" for name, value in manifest.versions.items()),
+        "schema": manifest.schema,
+    }
+    yield from (f"{name:<14} {value}" for name, value in facts.items())
+    for name, record in manifest.files.items():
+        yield f"{'file':<14} {name}, {record.size_bytes:,} bytes, {record.checksum}"
+    for name, value in sorted(manifest.metrics.items()):
+        yield f"{'figure':<14} {name} = {'not finite' if value is None else f'{value:.6g}'}"
+    width = max((len(name) for name in manifest.entries), default=0)
+    for name, entry in sorted(manifest.entries.items()):
+        yield f"{name:<{width}}  {entry.scope:<10}  {entry.dtype:<4}  {list(entry.shape)}"
+
+
+def _prune(args: argparse.Namespace) -> int:
+    store, infos = _find(args.url)
+    if not infos:
+        return 0
+    if args.url.rstrip("/").endswith(infos[0].directory):
+        raise CheckpointError(
+            f"{args.url} is one checkpoint: prune takes a directory of checkpoints, or a run's directory"
+        )
+    try:
+        keep = Retention(
+            last=args.keep_last,
+            every=args.keep_every,
+            best=args.keep_best,
+            metric=args.metric,
+            least=args.least,
+        )
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    with Bar("looking" if not args.yes else "removing", None):
+        pruned = store.prune(keep, dry_run=not args.yes)
+    if args.json:
+        document = {"dry_run": not args.yes, **msgspec.to_builtins(pruned)}
+        print(msgspec.json.encode(document).decode())
+    else:
+        _tell_pruned(pruned.kept, pruned.removed, pruned.failed, really=args.yes)
+    return 1 if pruned.failed else 0
+
+
+def _tell_pruned(
+    kept: Iterable[str], removed: Iterable[str], failed: Iterable[str], *, really: bool
+) -> None:
+    for path in kept:
+        print(f"kept           {path}")
+    for path in removed:
+        print(f"{'removed' if really else 'would remove':<14} {path}")
+    for problem in failed:
+        print(problem, file=sys.stderr)
+    if not really:
+        print("nothing was removed; --yes does it")
+
+
+def _copy(args: argparse.Namespace) -> int:
+    store, infos = _find(args.url)
+    target = CheckpointStore(args.target)
+    done: list[CheckpointInfo] = []
+    problems: list[str] = []
+    wanted = infos if args.all else infos[:]
+    with Bar("copying", sum(i.size_bytes for i in (wanted if args.all else wanted[:1]))) as bar:
+        for info in wanted:
+            try:
+                done.append(store.copy(info, target, bar.add))
+            except CheckpointError as error:
+                problems.append(str(error))
+            if done and not args.all:
+                break
+    for problem in problems:
+        print(f"not copied: {problem}", file=sys.stderr)
+    if args.json:
+        print(msgspec.json.encode([info.path for info in done]).decode())
+    else:
+        print("\n".join(f"copied and verified {info.path}" for info in done))
+    return 0 if done and not problems else 1
 
 
 COMMAND: Command = CheckpointsCommand()

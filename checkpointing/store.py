@@ -11,13 +11,13 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import msgspec
 from torch import Tensor
 
 from rallypoint.checkpointing import manifest as manifests
 from rallypoint.checkpointing import tensorfile
+from rallypoint.checkpointing.copying import copy_checkpoint
 from rallypoint.checkpointing.errors import CheckpointError, CommitRefused, DamagedCheckpoint
 from rallypoint.checkpointing.manifest import (
     MANIFEST_FILE,
@@ -38,12 +38,10 @@ from rallypoint.checkpointing.reading import (
     read_manifest,
     verify_checkpoint,
 )
-from rallypoint.checkpointing.storage import Storage, own_files
+from rallypoint.checkpointing.retention import OWN_FILES, Found, Pruned, Pruner, Retention
+from rallypoint.checkpointing.storage import Storage
 
-__all__ = ["CheckpointInfo", "CheckpointStore", "CommitVerdict", "Pruned"]
-
-_OWN_FILES: Final = (MANIFEST_FILE, STATE_FILE)
-"""What a save makes, in the order of removal: without a manifest nobody reads the rest."""
+__all__ = ["CheckpointInfo", "CheckpointStore", "CommitVerdict", "Pruned", "Retention"]
 
 
 @dataclass(frozen=True)
@@ -53,28 +51,6 @@ class CommitVerdict:
     allowed: bool
     reason: str = ""
     """Why not, in words."""
-
-
-@dataclass(frozen=True)
-class Pruned:
-    """What retention did."""
-
-    removed: tuple[str, ...]
-    """Paths of committed checkpoints and of leftovers."""
-    failed: tuple[str, ...]
-    """Removals that failed, each with why; the next prune tries again."""
-
-
-@dataclass(frozen=True)
-class _Found:
-    """A directory with a checkpoint's name."""
-
-    info: CheckpointInfo
-    files: Mapping[str, int]
-
-    @property
-    def committed(self) -> bool:
-        return MANIFEST_FILE in self.files
 
 
 def no_failpoint(name: str) -> None:
@@ -179,6 +155,23 @@ class CheckpointStore:
             self._discard(info.directory)
             raise
 
+    def manifest(self, info: CheckpointInfo) -> Manifest:
+        """Its manifest. Raises as `verify`."""
+        if manifests.parse_directory_name(info.directory) is None:  # a copy that somebody renamed
+            return load_manifest(self._storage, info.directory, info.path)
+        return read_manifest(self._storage, info)
+
+    def copy(
+        self,
+        info: CheckpointInfo,
+        target: "CheckpointStore",
+        on_bytes: Callable[[int], None] = lambda count: None,
+    ) -> CheckpointInfo:
+        """Copy a checkpoint to another store (see `copying`). Raises as `copying.copy_checkpoint`, and
+        `CheckpointError` when checkpoints of another job are there."""
+        target._require_own_root(self.manifest(info).job)
+        return copy_checkpoint(self._storage, target._storage, info, on_bytes)
+
     def load(self, info: CheckpointInfo) -> LoadedCheckpoint:
         """Read and verify it. Raises as `verify`."""
         return read_checkpoint(self._storage, info)
@@ -201,29 +194,20 @@ class CheckpointStore:
             return replace(loaded, skipped=tuple(skipped)), tuple(skipped)
         return None, tuple(skipped)
 
-    def prune(self, keep_last: int, *, verified: CheckpointInfo | None = None) -> Pruned:
-        """Remove committed checkpoints older than the newest ``keep_last`` intact ones, and what
-        writers left behind that is older than the newest of those.
-
-        The newest that verifies is never removed; if none does, nothing is. ``verified`` has just
-        been verified by the caller. The others count as intact when all files have their sizes.
-        Files that are not a checkpoint's own are left alone, and so is the directory they are in.
-        """
-        if keep_last < 1:
-            raise ValueError(f"keep_last = {keep_last} must be at least 1")
-        kept: list[CheckpointInfo] = []
-        doomed: list[_Found] = []
-        leftovers: list[_Found] = []
-        for found in self._scan():
-            if not found.committed:
-                leftovers.append(found)
-            elif len(kept) == keep_last:
-                doomed.append(found)
-            elif _same(found.info, verified) or self._is_intact(found, fully=not kept):
-                kept.append(found.info)
-        if kept:
-            doomed += [found for found in leftovers if found.info.order < kept[0].order]
-        return self._remove(doomed)
+    def prune(
+        self,
+        keep: int | Retention,
+        *,
+        verified: CheckpointInfo | None = None,
+        dry_run: bool = False,
+    ) -> Pruned:
+        """Remove what the rules do not want, and what writers left behind (see `retention`); an int keeps
+        the newest that many. ``verified`` has just been verified by the caller. ``dry_run`` removes
+        nothing, and tells what would be."""
+        retention = Retention(last=keep) if isinstance(keep, int) else keep
+        pruner = Pruner(self._storage, self._scan(), retention, verified)
+        doomed = pruner.doomed()
+        return pruner.would_remove(doomed) if dry_run else pruner.remove(doomed)
 
     def _write(
         self,
@@ -287,16 +271,16 @@ class CheckpointStore:
     def _discard(self, directory: str) -> None:
         """Our name, so our litter. What cannot be removed now is collected after a later commit."""
         with contextlib.suppress(OSError):
-            self._storage.remove(directory, _OWN_FILES)
+            self._storage.remove(directory, OWN_FILES)
 
-    def _scan(self) -> Sequence[_Found]:
+    def _scan(self) -> Sequence[Found]:
         """Every directory that has a checkpoint's name, newest first."""
         try:
             listed = self._storage.list(lambda name: bool(manifests.parse_directory_name(name)))
         except OSError as error:
             raise CheckpointError(f"cannot list {self.url}: {error}") from error
         found = [
-            _Found(CheckpointInfo(*parsed, f"{self.url}/{name}", sum(files.values())), files)
+            Found(CheckpointInfo(*parsed, f"{self.url}/{name}", sum(files.values())), files)
             for name, files in listed.items()
             if (parsed := manifests.parse_directory_name(name))
         ]
@@ -319,34 +303,6 @@ class CheckpointStore:
                 )
             self._is_ours = True
             return
-
-    def _is_intact(self, found: _Found, *, fully: bool) -> bool:
-        try:
-            if fully:
-                self.verify(found.info)
-                return True
-            records = read_manifest(self._storage, found.info).files
-        except CheckpointError:
-            return False  # what cannot be read does not count, and so an older one is kept for it
-        return all(found.files.get(name) == record.size_bytes for name, record in records.items())
-
-    def _remove(self, doomed: Iterable[_Found]) -> Pruned:
-        removed: list[str] = []
-        failed: list[str] = []
-        for found in doomed:
-            own = own_files(found.files, _OWN_FILES)
-            if found.files and not own:
-                continue  # only somebody else's files are left in it
-            try:
-                self._storage.remove(found.info.directory, own)
-                removed.append(found.info.path)
-            except OSError as error:
-                failed.append(f"cannot remove {found.info.path}: {error}")
-        return Pruned(tuple(removed), tuple(failed))
-
-
-def _same(info: CheckpointInfo, other: CheckpointInfo | None) -> bool:
-    return other is not None and info.path == other.path
 
 
 def _entries(tensors: Mapping[str, Tensor], scopes: Mapping[str, str]) -> dict[str, EntryRecord]:

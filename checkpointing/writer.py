@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rallypoint.checkpointing.errors import CheckpointError
 from rallypoint.checkpointing.manifest import CheckpointInfo, CheckpointMeta
-from rallypoint.checkpointing.store import CheckpointStore, CommitVerdict, no_failpoint
+from rallypoint.checkpointing.store import CheckpointStore, CommitVerdict, Retention, no_failpoint
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class CheckpointWriter:
         may_commit: Callable[[int, int], CommitVerdict],
         on_done: Callable[[SaveDone], None],
         on_failed: Callable[[SaveFailed], None],
-        keep_last: int,
+        keep_last: int | Retention,
         hit: Callable[[str], None] = no_failpoint,
     ) -> None:
         self._store = store

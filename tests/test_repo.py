@@ -43,7 +43,8 @@ OPTIONS = {
     "sampler": "kind uniform cap_ratio alpha bin_cap clip_cap sonic_mean_every",
     "aux": "latent privileged_share reconstruction_coef latent_coef scale",
     "distill": "teacher coef ppo_coef beta beta_iterations",
-    "checkpoint": "url credentials_file every_iterations every_s keep_last local_every_iterations"
+    "checkpoint": "url credentials_file every_iterations every_s keep_last keep_every"
+    " keep_best keep_best_metric keep_best_order local_every_iterations"
     " local_keep_last env_rows",
     "metrics": "bind port",
     "preemption": "sources aws_url gcp_url azure_url",

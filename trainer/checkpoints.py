@@ -11,7 +11,7 @@ import torch
 
 from rallypoint import __version__
 from rallypoint.checkpointing.manifest import CheckpointMeta
-from rallypoint.checkpointing.store import CheckpointStore, CommitVerdict
+from rallypoint.checkpointing.store import CheckpointStore, CommitVerdict, Retention
 from rallypoint.checkpointing.writer import CheckpointWriter, SaveDone, SaveFailed, Snapshot
 from rallypoint.daemon.shared import messages
 from rallypoint.daemon.shared.config import CheckpointSection, Config
@@ -93,7 +93,7 @@ class CheckpointKeeper:
             CheckpointStore(section.url or directory, credentials_file=section.credentials_file),
             every_iterations=section.every_iterations,
             every_s=section.every_s,
-            write=functools.partial(self._writer, section.keep_last),
+            write=functools.partial(self._writer, _retention(section)),
         )
         if section.local_every_iterations is None:
             return (first,)
@@ -101,18 +101,18 @@ class CheckpointKeeper:
             CheckpointStore(directory),
             every_iterations=section.local_every_iterations,
             every_s=None,
-            write=functools.partial(self._writer, section.local_keep_last),
+            write=functools.partial(self._writer, Retention(last=section.local_keep_last)),
         )
         return first, second
 
-    def _writer(self, keep_last: int, store: CheckpointStore) -> CheckpointWriter:
+    def _writer(self, retention: Retention, store: CheckpointStore) -> CheckpointWriter:
         session = self._session
         return CheckpointWriter(
             store,
             may_commit=self._may_commit,
             on_done=self._on_done,
             on_failed=self._on_failed,
-            keep_last=keep_last,
+            keep_last=retention,
             hit=lambda name: self._failpoints.hit(
                 name, rank=session.rank, iteration=session.state.committed
             ),
@@ -252,3 +252,14 @@ class CheckpointKeeper:
                 error=str(failed.error),
             )
         )
+
+
+def _retention(section: CheckpointSection) -> Retention:
+    """What stays in the first tier."""
+    return Retention(
+        last=section.keep_last,
+        every=section.keep_every,
+        best=section.keep_best,
+        metric=section.keep_best_metric,
+        least=section.keep_best_order == "least",
+    )

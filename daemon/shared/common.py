@@ -28,6 +28,10 @@ COMMON: Final = (
     "checkpoint.every_iterations",
     "checkpoint.every_s",
     "checkpoint.keep_last",
+    "checkpoint.keep_every",
+    "checkpoint.keep_best",
+    "checkpoint.keep_best_metric",
+    "checkpoint.keep_best_order",
     "checkpoint.env_rows",
 )
 """Their keys. Beside them: whether workers have GPUs, since that decides how they talk to each other."""

@@ -279,6 +279,14 @@ class CheckpointSection:
     """Also commit when this many seconds have passed since the last. None: no."""
     keep_last: int = 3
     """How many verified checkpoints to keep."""
+    keep_every: int | None = None
+    """Also keep those of iterations that are multiples of this. None: no."""
+    keep_best: int = 0
+    """Also keep this many of the best by ``keep_best_metric``."""
+    keep_best_metric: str = "episode_return_mean"
+    """A figure of the iteration, by the name that the journal has it under."""
+    keep_best_order: Literal["greatest", "least"] = "greatest"
+    """Which of its values are the best."""
     local_every_iterations: int | None = None
     """Also commit one every this many iterations to ``checkpoints`` below the run's directory, on the disk
     of the node that rank 0 is on; a restore takes the newest of both. Needs ``url``. None: no."""

@@ -78,6 +78,8 @@ _BOUNDS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
         "sampler.sonic_mean_every": (1, math.inf),
         "checkpoint.every_iterations": (1, math.inf),
         "checkpoint.keep_last": (1, math.inf),
+        "checkpoint.keep_every": (1, math.inf),
+        "checkpoint.keep_best": (0, math.inf),
         "checkpoint.local_every_iterations": (1, math.inf),
         "checkpoint.local_keep_last": (1, math.inf),
         "metrics.port": (0, 65535),

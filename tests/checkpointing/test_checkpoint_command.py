@@ -83,7 +83,7 @@ def test_nothing_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_a_url_of_another_kind_is_a_configuration_error() -> None:
     with pytest.raises(UnsupportedUrl):
-        run("list", "s3://bucket")
+        run("list", "ftp://host/checkpoints")
 
 
 @pytest.mark.parametrize("below", ["", "/", "checkpoints", "checkpoints/"])
