@@ -17,8 +17,17 @@ from rallypoint.checkpointing.manifest import (
     directory_name,
     new_attempt,
 )
-from rallypoint.checkpointing.store import CheckpointStore, CommitVerdict
+from rallypoint.checkpointing.store import CheckpointStore, CommitVerdict, Retention
 from tests.checkpointing.samples import assert_state, commit, meta, scopes, state
+
+RULES = st.builds(
+    Retention,
+    last=st.integers(1, 3),
+    every=st.none() | st.integers(2, 4),
+    best=st.integers(0, 2),
+    metric=st.sampled_from(["return_mean", "none"]),
+    least=st.booleans(),
+)
 
 
 class History(RuleBasedStateMachine):
@@ -43,10 +52,10 @@ class History(RuleBasedStateMachine):
         self.iteration += 1
         self.whole.append(commit(self.store, self.iteration, self.generation))
 
-    @rule(keep_last=st.integers(1, 3))
-    def commit_and_prune(self, keep_last: int) -> None:
+    @rule(keep=RULES)
+    def commit_and_prune(self, keep: Retention) -> None:
         self.commit()
-        self.store.prune(keep_last, verified=self.whole[-1])
+        self.store.prune(keep, verified=self.whole[-1])
         self.whole = [info for info in self.whole if Path(info.path).exists()]
 
     @rule(back=st.integers(0, 3))
@@ -77,10 +86,10 @@ class History(RuleBasedStateMachine):
                 may_commit=lambda: CommitVerdict(False, "fenced off"),
             )
 
-    @rule(keep_last=st.integers(1, 3))
-    def prune(self, keep_last: int) -> None:
+    @rule(keep=RULES, really=st.booleans())
+    def prune(self, keep: Retention, really: bool) -> None:
         before = self.newest_whole()
-        self.store.prune(keep_last)
+        self.store.prune(keep, dry_run=not really)
         self.whole = [info for info in self.whole if Path(info.path).exists()]
         assert self.newest_whole() == before
 

@@ -61,6 +61,7 @@ def load(path: Path) -> tuple[Mapped, int]:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ImportRefused(f"{path}: cannot be read: {error.strerror or error}") from error
+    # Whatever a damaged or hostile file makes of it: unpickling has no error of its own.
     except Exception as error:
         said = str(error).strip().splitlines()[:1]
         raise ImportRefused(
