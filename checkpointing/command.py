@@ -11,6 +11,7 @@ import msgspec
 from rallypoint.checkpointing import restore
 from rallypoint.checkpointing.errors import CheckpointError
 from rallypoint.checkpointing.manifest import CheckpointInfo, Manifest
+from rallypoint.checkpointing.opening import open_storage
 from rallypoint.checkpointing.progress import Bar
 from rallypoint.checkpointing.store import CheckpointStore, Retention
 from rallypoint.daemon.shared.command import Command
@@ -189,7 +190,7 @@ def _prune(args: argparse.Namespace) -> int:
     store, infos = _find(args.url)
     if not infos:
         return 0
-    if args.url.rstrip("/").endswith(infos[0].directory):
+    if open_storage(args.url).root == infos[0].path:
         raise CheckpointError(
             f"{args.url} is one checkpoint: prune takes a directory of checkpoints, or a run's directory"
         )

@@ -21,6 +21,7 @@ from rallypoint.checkpointing.manifest import (
 from rallypoint.checkpointing.storage import LocalStorage, ReadableFile
 from rallypoint.checkpointing.store import CheckpointStore, Retention
 from tests.checkpointing.samples import allowed, meta, newest, scopes, state
+from tests.checkpointing.test_checkpoint_command import run
 
 
 def commit(
@@ -224,10 +225,11 @@ def test_any_rules_on_any_checkpoints(
 
 
 def test_the_commands(
-    store: CheckpointStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: CheckpointStore,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from tests.checkpointing.test_checkpoint_command import run
-
     rules = ("--keep-last", "1", "--keep-every", "50")
     assert run("prune", str(tmp_path), *rules) == 0
     said = capsys.readouterr().out
@@ -238,7 +240,10 @@ def test_the_commands(
     done = msgspec.json.decode(capsys.readouterr().out)
     assert (len(done["removed"]), len(done["kept"]), done["dry_run"]) == (8, 2, False)
     assert iterations(store.list()) == [50, 100]
-    with pytest.raises(CheckpointError, match="is one checkpoint: prune takes a directory"):
-        run("prune", store.list()[0].path)
+    for one in (store.list()[0].path, f"{store.list()[0].path}/", "."):
+        monkeypatch.chdir(store.list()[0].path)
+        with pytest.raises(CheckpointError, match="is one checkpoint: prune takes a directory"):
+            run("prune", one, "--keep-last", "1", "--yes")
+    assert iterations(store.list()) == [50, 100]
     with pytest.raises(CheckpointError, match="last = 0 must be at least 1"):
         run("prune", str(tmp_path), "--keep-last", "0")
