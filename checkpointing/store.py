@@ -169,7 +169,9 @@ class CheckpointStore:
     ) -> CheckpointInfo:
         """Copy a checkpoint to another store (see `copying`). Raises as `copying.copy_checkpoint`, and
         `CheckpointError` when checkpoints of another job are there."""
-        target._require_own_root(self.manifest(info).job)
+        job = self.manifest(info).job
+        # Looked at afresh: that store may have been told before which job is its own.
+        CheckpointStore(target.url, storage=target._storage)._require_own_root(job)
         return copy_checkpoint(self._storage, target._storage, info, on_bytes)
 
     def load(self, info: CheckpointInfo) -> LoadedCheckpoint:
