@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.etcd_server import EtcdCluster
+from tests.faults.injectors.drills import process_state, until
 from tests.faults.injectors.nodes import Nodes, nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(240)]
@@ -20,6 +21,7 @@ def ready_at_once(job: Nodes, *names: str) -> None:
     for node in job.start(*names):
         node.arming.arm("ready=stop")
     pids = [fired.pid for name in names for fired in job[name].wait_fired()]
+    until(lambda: all(process_state(pid) == "T" for pid in pids), "they say so before they stop")
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
 
