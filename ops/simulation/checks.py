@@ -179,6 +179,9 @@ class Checks:
             self._leader, self._works_since_s = leader, now
         if self._leader is None or plan is None or self.ended:
             return
+        survivors = [w for w in cluster.living() if w.last_formed >= max(1, self.formed)]
+        if not any(plan.find(w.key) and w.node.up for w in survivors):
+            return  # nobody is there to go on without it
         for node in cluster.nodes:
             silent_s = now - max(node.lost_s, self._works_since_s)
             if not node.machine and plan.lists(node.name) and silent_s > DETECT_S + 1.0 + _SLACK_S:

@@ -64,7 +64,11 @@ def raise_error(group: "Group", iteration: int) -> None:
 
 def _raise_here(group: "Group", worker: "Worker", iteration: int) -> None:
     if worker.group is group and worker.alive and not worker.stopped:
-        fault(worker, iteration, FINGERPRINT, TRACEBACK)
+        worker.say(
+            ev.WorkerFaulted(worker.key, group.plan.generation, iteration, FINGERPRINT, TRACEBACK)
+        )
+        exit_s = group.cluster.choose.uniform(0.05, 0.2)  # others that raise it are not cut short
+        group.cluster.clock.after(exit_s, lambda: group.cluster.end(worker, FINGERPRINT, code=1))
 
 
 def fault(worker: "Worker", iteration: int, fingerprint: str, traceback: str) -> None:

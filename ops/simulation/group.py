@@ -231,6 +231,7 @@ class Group:
         digest = hash((before.digest, before.iteration, rolls))
         result = Snapshot(before.iteration + 1, digest, before.branch)
         if result.iteration == self.cluster.scenario.failing_iteration:
+            self._iterating = True  # until it breaks
             endings.raise_error(self, result.iteration)
             return
         stop = any(w.stop_asked for w in members)
