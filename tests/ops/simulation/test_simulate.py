@@ -48,6 +48,24 @@ def test_every_invariant_holds_in_every_seed(first: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_a_job_of_a_thousand_nodes_forms_and_trains() -> None:
+    faults = (
+        "worker_killed",
+        "node_killed",
+        "machine_lost",
+        "supervisor_killed",
+        "etcd_leader_change",
+        "several_at_once",
+    )
+    outcome = run(2, Asked(nodes=1000, faults=faults))
+    assert not outcome.violation, outcome.message
+    assert outcome.nodes == 1000
+    assert outcome.generations > 1
+    assert outcome.iterations
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_rule_that_is_left_out_is_found(mutant: str) -> None:
     found = next(
