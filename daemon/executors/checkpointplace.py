@@ -67,19 +67,23 @@ def _judged(survey: Survey, *, known: bool) -> Survey:
             f"checkpoint.url does not answer: {survey.words}; a new run must know what it holds, so "
             "make it reachable, or give another one"
         )
-    if survey.verdict == "unreachable":
+    return survey
+
+
+def log_survey(survey: Survey | None) -> None:
+    """Say what is not as it should be at the checkpoints' URL, once there is a log."""
+    if survey is not None and survey.verdict == "unreachable":
         _log.error(
             "checkpoint_store_unreachable",
             error=survey.words,
             meaning="training goes on; each checkpoint tries again",
         )
-    if survey.verdict == "unconditional":
+    if survey is not None and survey.verdict == "unconditional":
         _log.warning(
             "checkpoint_store_unconditional",
             error=survey.words,
             meaning="checkpoints there are kept apart by their unique names alone",
         )
-    return survey
 
 
 def _require_teacher(teacher: str, task: str) -> None:

@@ -33,7 +33,7 @@ from rallypoint.daemon.errors import StoreError
 from rallypoint.daemon.executors import adoption, persist, policies, processes, status
 from rallypoint.daemon.executors.admin import AdminServer
 from rallypoint.daemon.executors.books import BooksFile
-from rallypoint.daemon.executors.checkpointplace import require_checkpoint_place
+from rallypoint.daemon.executors.checkpointplace import log_survey, require_checkpoint_place
 from rallypoint.daemon.executors.drawing import Drawing
 from rallypoint.daemon.executors.files import write_atomically
 from rallypoint.daemon.executors.hangwatch import HangWatch
@@ -93,9 +93,9 @@ class Supervisor:
         self.config = config
         self.rundir = rundir
         versions = policies.installed_versions()
-        place = require_checkpoint_place(rundir, config)
+        self._place = require_checkpoint_place(rundir, config)
         self._drawing = Drawing(config, rundir)
-        self._state = persist.open_state(rundir, config, versions, place, fresh=fresh)
+        self._state = persist.open_state(rundir, config, versions, self._place, fresh=fresh)
         self._metrics = Metrics()
         self._http = MonitoringServer(
             config.metrics.bind, config.metrics.port, self._metrics.registry, self._why_not_ready
@@ -229,6 +229,7 @@ class Supervisor:
         self.spawn(self._rotate_logs(), "log rotation")
         self.spawn(self._requests.stop_when_all_drain(), "last node")
         self.spawn(self._decide(), "decisions")
+        log_survey(self._place)
         _log.info(
             "supervisor_started",
             pid=os.getpid(),

@@ -9,9 +9,10 @@ import pytest
 
 from rallypoint.checkpointing.errors import CheckpointError
 from rallypoint.checkpointing.store import CheckpointStore
+from tests.fakes.http_proxy import http_proxy
 from tests.fakes.object_stores import ObjectStore, s3_store
 from tests.fakes.supervised import Status
-from tests.faults.injectors.job import WAIT_S, FaultJob, by_rank
+from tests.faults.injectors.job import WAIT_S, FaultJob, by_rank, has_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
@@ -126,3 +127,44 @@ def test_a_change_of_generation_does_not_void_what_a_healthy_writer_uploads(
     finally:
         left = job.end_all()
     assert left == []
+
+
+@pytest.mark.timeout(300)
+def test_a_store_that_goes_away_stops_nobody_and_a_restore_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    options: tuple[str, ...] = ("--workers", "2", "--set", "checkpoint.every_iterations=3")
+    with s3_store(tmp_path) as server, http_proxy(server.endpoint) as proxy:
+        for name, value in {**server.environment(), "AWS_ENDPOINT_URL": proxy.endpoint}.items():
+            monkeypatch.setenv(name, value)
+        options = (*options, "--set", f"checkpoint.url={server.place()}")
+        job = FaultJob(tmp_path / "run", *options)
+        try:
+            job.settle(2)
+            job.wait_for(has_checkpoint, "a checkpoint")
+            proxy.decide = lambda method, path: "refuse"
+            failed = job.wait_logged("checkpoint_failed")
+            assert "cannot" in failed["error"]
+            before = job.status()
+            victim = job.kill(before, 1)[0]
+            after = job.settle(2, 6, newer_than={victim["slot"]: victim["incarnation"]})
+            assert job.metrics()["checkpoint_failures_total"] >= 1
+            proxy.decide = lambda method, path: "pass"
+            job.wait_for(lambda s: s["checkpoint"]["iteration"] > after["iteration"], "a newer one")
+            proxy.decide = lambda method, path: "refuse"
+        finally:
+            job.end_all()
+        job = FaultJob(tmp_path / "run", *options)
+        try:
+            job.wait_logged("checkpoint_store_unreachable")
+            broken = job.wait_logged("collective_broken")
+            assert "cannot restore yet" in broken["error"]
+            proxy.decide = lambda method, path: "pass"
+            restored = job.wait_logged("checkpoint_restored")
+            assert restored["iteration"] > after["iteration"]
+            job.settle(2)
+            assert job.end() == 0
+        finally:
+            left = job.end_all()
+        assert left == []
