@@ -158,8 +158,14 @@ def test_a_store_that_goes_away_stops_nobody_and_a_restore_waits_for_it(
         job = FaultJob(tmp_path / "run", *options)
         try:
             job.wait_logged("checkpoint_store_unreachable")
-            broken = job.wait_logged("collective_broken")
-            assert "cannot restore yet" in broken["error"]
+            job.wait_until(
+                lambda: [
+                    line
+                    for line in job.logged("collective_broken")
+                    if line["error"].startswith("cannot restore yet: cannot list s3://")
+                ],
+                lambda: "a restore that waits",
+            )
             proxy.decide = lambda method, path: "pass"
             restored = job.wait_logged("checkpoint_restored")
             assert restored["iteration"] > after["iteration"]
