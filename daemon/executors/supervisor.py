@@ -90,8 +90,7 @@ class Supervisor:
         worker_command: WorkerCommand | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        self.config = config
-        self.rundir = rundir
+        self.config, self.rundir = config, rundir
         versions = policies.installed_versions()
         self._place = require_checkpoint_place(rundir, config)
         self._drawing = Drawing(config, rundir)
