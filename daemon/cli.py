@@ -26,6 +26,8 @@ _COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "stop": "rallypoint.daemon.commands.stop:STOP",
         "drain": "rallypoint.daemon.commands.stop:DRAIN",
         "simulate-notice": "rallypoint.daemon.commands.stop:SIMULATE_NOTICE",
+        "detach": "rallypoint.daemon.commands.stop:DETACH",
+        "service": "rallypoint.daemon.commands.service:SERVICE",
         "events": "rallypoint.daemon.commands.history:COMMAND",
         "pause": "rallypoint.daemon.commands.wishes:PAUSE",
         "resume": "rallypoint.daemon.commands.wishes:RESUME",

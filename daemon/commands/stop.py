@@ -24,7 +24,7 @@ class StopCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """The exit code of the supervisor."""
-        return _shown(args, _ask_and_wait(args, command="stop"))
+        return _shown(args, ask_and_wait(args, command="stop"))
 
 
 class DrainCommand:
@@ -41,7 +41,21 @@ class DrainCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """The exit code of the supervisor."""
-        return _shown(args, _ask_and_wait(args, command="drain", deadline_s=args.deadline_s))
+        return _shown(args, ask_and_wait(args, command="drain", deadline_s=args.deadline_s))
+
+
+class DetachCommand:
+    """The supervisor ends, its workers train on."""
+
+    help: Final = "end the supervisor only; its workers train on, for the next one to take over"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add this command's arguments."""
+        _add_common(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """The exit code of the supervisor."""
+        return _shown(args, ask_and_wait(args, command="detach"))
 
 
 class SimulateNoticeCommand:
@@ -63,7 +77,7 @@ class SimulateNoticeCommand:
     def run(self, args: argparse.Namespace) -> int:
         """0 when the node left on the notice inside the deadline, else 1."""
         begun_s = time.monotonic()
-        end = _ask_and_wait(args, command="notice", deadline_s=args.in_s)
+        end = ask_and_wait(args, command="notice", deadline_s=args.in_s)
         took_s = time.monotonic() - begun_s
         passed = end["exited"] == EXIT_NOTICE and took_s <= args.in_s
         verdict = f"left {took_s:.2f} s after a notice of {args.in_s:g} s"
@@ -79,8 +93,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print how it ended as one JSON object")
 
 
-def _ask_and_wait(args: argparse.Namespace, **request: Any) -> dict[str, Any]:
-    """How the supervisor ended: ``exited`` (its exit code) and ``reason``."""
+def ask_and_wait(args: argparse.Namespace, **request: Any) -> dict[str, Any]:
+    """Ask the supervisor of ``args.dir`` to end, and wait for that. How the supervisor ended: ``exited`` (its exit code) and ``reason``."""
     with AdminClient(args.dir) as client:
         client.ask(**request)
         end = client.wait_for_end(_WAIT_S)
@@ -97,6 +111,7 @@ def _shown(args: argparse.Namespace, end: dict[str, Any]) -> int:
     return code
 
 
+DETACH = DetachCommand()
 STOP = StopCommand()
 DRAIN = DrainCommand()
 SIMULATE_NOTICE = SimulateNoticeCommand()

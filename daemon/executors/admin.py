@@ -1,6 +1,6 @@
 """The admin socket: commands of an operator, one JSON object a line.
 
-``{"command": "status"}`` answers ``{"status": …}``. ``stop``, ``drain`` and ``notice`` answer
+``{"command": "status"}`` answers ``{"status": …}``. ``stop``, ``drain``, ``detach`` and ``notice`` answer
 ``{"accepted": true}`` at once and ``{"exited": CODE, "reason": …}`` when the supervisor ends; a
 request that cannot be taken answers ``{"error": …}``. ``quarantine`` answers ``{"quarantined": [...]}``,
 ``quarantine_clear`` (with a ``node`` or of this one, a ``slot`` or all) ``{"cleared": [SLOT, ...]}``; ``pause``, ``resume`` and
@@ -29,6 +29,7 @@ class AdminRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "status",
         "stop",
         "drain",
+        "detach",
         "notice",
         "pause",
         "resume",
@@ -65,6 +66,10 @@ class AdminHandler(Protocol):
 
     def request_scale(self, workers: int) -> str:
         """Change the world size of the job. Why that cannot be, else ""."""
+        ...
+
+    def detach(self) -> None:
+        """End the supervisor; workers live on."""
         ...
 
     async def quarantined(self) -> list[dict[str, Any]]:
@@ -142,6 +147,8 @@ class AdminServer:
         self._waiting.add(writer)
         if request.command == "stop":
             self._handler.request_stop("rallypoint stop")
+        elif request.command == "detach":
+            self._handler.detach()
         elif request.command == "notice" and request.deadline_s is not None:
             text = f"simulated, {request.deadline_s:g} s left"
             self._handler.request_notice(request.deadline_s, text)

@@ -43,6 +43,10 @@ class Asked(Protocol):
         """The document of ``rallypoint status --json``."""
         ...
 
+    def detach(self) -> None:
+        """End, and leave the workers to the next supervisor."""
+        ...
+
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Do it beside everything else; its error ends the supervisor."""
         ...
@@ -66,6 +70,7 @@ class Requests:
         self._finish = finish
         self._asked = asked
         self._stops_asked = 0
+        self._ends_asked_s: float | None = None
 
     async def status(self) -> dict[str, Any]:
         """The document of ``rallypoint status --json``, of the whole job as it is now."""
@@ -84,6 +89,7 @@ class Requests:
     def request_stop(self, reason: str) -> None:
         """Stop the job: agree, checkpoint, leave."""
         _log.info("stop_requested", reason=reason)
+        self._ends_asked_s = time.monotonic()
         if self._begun:
             self._emit(StopRequested(reason))
         else:
@@ -92,6 +98,7 @@ class Requests:
     def request_drain(self, deadline_s: float | None) -> None:
         """Let this node leave the job; where there is no other node, the job stops."""
         _log.info("drain_requested", deadline_s=deadline_s)
+        self._ends_asked_s = time.monotonic()
         if not self._membership.neighbours.alone:
             self._emit(DrainRequested(deadline_s))
             return
@@ -144,6 +151,16 @@ class Requests:
         _log.info("checkpoint_advised", reason=reason)
         if self._membership.joined:
             self._emit(CheckpointAdvised(reason))
+
+    def detach(self) -> None:
+        """The supervisor ends, its workers train on."""
+        _log.info("detach_requested")
+        self._asked.detach()
+
+    def needs_time(self) -> bool:
+        """Whether a stop or drain is under way and within `node.stop_grace_s`."""
+        asked_s, grace_s = self._ends_asked_s, self._config.node.stop_grace_s
+        return asked_s is not None and time.monotonic() < asked_s + grace_s
 
     async def quarantined(self) -> list[dict[str, Any]]:
         """Slots in quarantine on any node, as ``rallypoint quarantine list`` shows them."""

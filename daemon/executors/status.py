@@ -1,6 +1,6 @@
 """The status document: the schema that ``rallypoint status --json`` promises, built from facts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rallypoint.daemon.core import holding
@@ -186,3 +186,10 @@ def _last_change(recorder: Recorder) -> dict[str, Any]:
         "generation": change.plan.generation,
         "seconds": change.seconds(),
     }
+
+
+def in_short(status: Mapping[str, Any]) -> str:
+    """The document of `build` in one line, for ``systemctl status``."""
+    where = f"generation {status['generation']}, iteration {status['iteration']}"
+    text = f"{status['state']}: {where}, {status['world_size']} workers"
+    return text if status["reason"] is None else f"{text} ({status['reason']})"

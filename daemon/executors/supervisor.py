@@ -44,6 +44,7 @@ from rallypoint.daemon.executors.openstore import open_membership
 from rallypoint.daemon.executors.perform import Machine, Performer
 from rallypoint.daemon.executors.recorder import Recorder
 from rallypoint.daemon.executors.requests import Requests
+from rallypoint.daemon.executors.servicemanager import ServiceManager
 from rallypoint.daemon.executors.tasks import Tasks
 from rallypoint.daemon.executors.workers import Workers
 from rallypoint.daemon.notices.watching import NoticeWatch, watchers_of
@@ -103,6 +104,8 @@ class Supervisor:
         self.recorder = Recorder(journal, self._metrics, config, BooksFile(rundir.books))
         self._queue: asyncio.Queue[tuple[Machine, NodeEvent | LeaderEvent]] = asyncio.Queue()
         self._tasks = Tasks(self._fail)
+        self._manager = ServiceManager()
+        self._detached = False
         self.spawn = self._tasks.spawn
         self._job = persist.first_job(self._state.state, config, versions)
         self.recorder.iteration, self.recorder.env_steps = self._job.iteration, self._job.env_steps
@@ -173,6 +176,8 @@ class Supervisor:
         if self._forks:
             self._workers.processes.use_fork_server()
         await self._admin.start()
+        keep = self._manager.keep(lambda: status.in_short(self.status()), self._requests.needs_time)
+        self.spawn(keep, "service manager")
         self._notices = NoticeWatch(
             watchers_of(self.config.preemption),
             self.rundir.notices,
@@ -239,9 +244,11 @@ class Supervisor:
 
     async def _close(self, outcome: Outcome) -> None:
         """End what still runs, settle the books, and say good-bye."""
+        self._manager.ending(outcome.reason)
         self._tasks.cancel()
         self._performer.close()
-        await self._workers.processes.end_all()
+        if not self._detached:
+            await self._workers.processes.end_all()
         self.recorder.close()
         await self._drawing.end(hurry=outcome.code == EXIT_NOTICE)
         try:
@@ -251,7 +258,8 @@ class Supervisor:
         done = (self.recorder.iteration, self.recorder.env_steps)
         self._remember(job=persist.with_progress(self._job, *done))
         await self._workers.control.close()
-        await self._membership.leave()
+        if not self._detached:  # else its record stays, as after a crash
+            await self._membership.leave()
         if outcome.code == EXIT_NOTICE:
             await self._notices.left()
         await self._admin.close(outcome.code, outcome.reason)
@@ -356,6 +364,11 @@ class Supervisor:
             self._state.update(durable=False, **changes)
         except OSError as error:
             _log.error("state_write_failed", path=str(self._state.path), reason=error.strerror)
+
+    def detach(self) -> None:
+        """End, and leave the workers to the next supervisor of this directory."""
+        self._detached = True
+        self._finish(0, "detached: workers train on, for the next supervisor to take over")
 
     # --- small ----------------------------------------------------------------------------------
 

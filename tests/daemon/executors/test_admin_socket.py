@@ -35,7 +35,14 @@ class Supervisor:
     def request_scale(self, workers: int) -> str:
         return "" if workers == 2 else f"{workers} workers are too many"
 
+<<<<<<< HEAD
     async def quarantined(self) -> list[dict[str, Any]]:
+=======
+    def detach(self) -> None:
+        self.asked.append("detach")
+
+    def quarantined(self) -> list[dict[str, Any]]:
+>>>>>>> 4b05d94 (systemd: a unit that drains, upgrades under living workers and is watched; on a real systemd)
         return [{"slot": 1}]
 
     async def clear_quarantine(self, node: str | None, slot: int | None) -> list[int]:
@@ -68,6 +75,7 @@ def test_commands_are_answered_and_the_end_is_told(tmp_path: Path) -> None:
             assert other.ask(command="quarantine_clear", slot=0) == {"cleared": []}
             assert other.ask(command="quarantine_clear") == {"cleared": [1]}
             assert other.ask(command="quarantine_clear", node="b") == {"cleared": []}
+            client.ask(command="detach")
             return [status, len(refused), accepted]
 
     async def run() -> None:
@@ -79,7 +87,7 @@ def test_commands_are_answered_and_the_end_is_told(tmp_path: Path) -> None:
             3,
             {"accepted": True},
         ]
-        assert supervisor.asked == [3.5, (30.0, "simulated, 30 s left"), True, False]
+        assert supervisor.asked == [3.5, (30.0, "simulated, 30 s left"), True, False, "detach"]
         await server.close(0, "done")
 
     asyncio.run(run())

@@ -1,0 +1,360 @@
+"""The unit on a real systemd: started, restarted, stopped, crashed, hung, with real workers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rallypoint.daemon.commands.client import AdminClient, NoSupervisorError
+from tests.fakes.etcd_server import EtcdCluster, Seat, cluster
+from tests.faults.injectors import netns
+from tests.faults.injectors.machine import REPOSITORY, Machine, boot
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
+
+FOLDER = REPOSITORY / "systemd"
+PREFIX = "/opt/rallypoint"
+PROGRAM = f"""#!/bin/sh
+export PYTHONPATH={REPOSITORY}/src
+exec {sys.executable} -m rallypoint.daemon.cli "$@"
+"""
+JOB = """
+[job]
+seed = 1
+[env]
+task = "pointmass"
+num_envs = 16
+[ppo]
+hidden = [16, 16]
+rollout_steps = 8
+[checkpoint]
+every_iterations = 20
+[membership]
+orphan_grace_s = 60.0
+hang_s = 30.0
+[metrics]
+port = 0
+"""
+# The tests' Python may live in somebody's home; installed ones do not.
+HERE = "[Service]\nProtectHome=no\nEnvironment=MUJOCO_GL=disable\n"
+
+
+class Service:
+    """One job on a machine: an instance of the unit."""
+
+    def __init__(self, machine: Machine, job: str, *, drop_in: str = "", config: str = JOB) -> None:
+        self.machine = machine
+        self.job = job
+        self.unit = f"rallypoint@{job}.service"
+        self.directory = f"/var/lib/rallypoint/{job}"
+        self.seen = machine.root / self.directory[1:]
+        """The same directory, from here."""
+        self.write(f"etc/rallypoint/{job}.toml", config)
+        self.write(f"etc/systemd/system/{self.unit}.d/test.conf", HERE + drop_in)
+        machine.run("systemctl", "daemon-reload")
+
+    def write(self, path: str, text: str) -> None:
+        """A file of the machine."""
+        inside = self.machine.root / path
+        inside.parent.mkdir(parents=True, exist_ok=True)
+        inside.write_text(text)
+
+    def start(self) -> None:
+        """Start it and wait until it trains."""
+        self.machine.run("systemctl", "start", self.unit)
+        self.trains()
+
+    def status(self) -> dict[str, Any]:
+        """What ``rallypoint status`` shows; nothing while no supervisor answers."""
+        try:
+            with AdminClient(self.seen) as client:
+                document: dict[str, Any] = client.ask(command="status")["status"]
+        except NoSupervisorError:
+            return {}
+        return document
+
+    def trains(self, beyond: int = 0, count: int = 2) -> dict[str, Any]:
+        """Wait until so many workers train, past this iteration; the status then."""
+        seen: dict[str, Any] = {}
+
+        def reached() -> bool:
+            seen.clear()
+            seen.update(self.status())
+            workers = seen.get("workers", [])
+            training = [w["state"] for w in workers].count("training")
+            return training == len(workers) == count and (seen["iteration"] or 0) > beyond
+
+        self.machine.wait(reached, lambda: f"{seen}\n{self.log()[-3000:]}", 120)
+        return dict(seen)
+
+    def pids(self) -> set[int]:
+        """Pids of the workers, in the machine's own numbers."""
+        return {w["pid"] for w in self.status().get("workers", ())}
+
+    def log(self) -> str:
+        """All that it, and systemd about it, wrote."""
+        return self.machine.journal(self.unit)
+
+    @property
+    def main_pid(self) -> int:
+        return int(self.show("MainPID"))
+
+    def show(self, name: str) -> str:
+        return self.machine.show(self.unit, name)[name]
+
+    def alive(self, pids: set[int]) -> set[int]:
+        """Those that run."""
+        listed = self.machine.run("ps", "-eo", "pid=,stat=").splitlines()
+        running = {int(pid) for pid, state in map(str.split, listed) if not state.startswith("Z")}
+        return pids & running
+
+    def kill(self, pid: int, number: signal.Signals) -> None:
+        """A signal to a process of the machine."""
+        self.machine.run("kill", f"-{number.name.removeprefix('SIG')}", str(pid))
+
+    def fire(self, failpoint: str, then: Callable[[], None] = lambda: None) -> None:
+        """Arm a failpoint, do what leads to it, and wait until it fires."""
+        self.write(f"{self.directory[1:]}/failpoints", failpoint)
+        then()
+        self.machine.wait((self.seen / "fired").exists, lambda: f"{failpoint} did not fire")
+
+    def stop(self) -> None:
+        """Stop it; systemd must find its end in order. (What `show` knows is gone with an instance.)"""
+        self.machine.run("systemctl", "stop", self.unit, timeout_s=150)
+        word = f"{self.unit}: Deactivated successfully"
+        self.machine.wait(lambda: word in self.log(), lambda: self.log()[-3000:], 20)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    with boot(tmp_path_factory.mktemp("machine") / "m", "gpu-1") as booted:
+        install(booted)
+        yield booted
+
+
+def install(machine: Machine) -> None:
+    """What systemd/README.md tells a newcomer to do, with this tree in place of the package."""
+    root = machine.root
+    program = root / f"{PREFIX}/bin/rallypoint"[1:]
+    program.parent.mkdir(parents=True)
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    copies = {
+        "rallypoint@.service": "etc/systemd/system/rallypoint@.service",
+        "rallypoint.sysusers.conf": "etc/sysusers.d/rallypoint.conf",
+        "rallypoint.tmpfiles.conf": "etc/tmpfiles.d/rallypoint.conf",
+    }
+    for name, place in copies.items():
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        (root / place).write_text((FOLDER / name).read_text())
+    machine.run("systemd-sysusers", "rallypoint.conf")
+    machine.run("systemd-tmpfiles", "--create", "rallypoint.conf")
+    secret = root / "etc/rallypoint/credentials/etcd-password"
+    secret.write_text("open sesame\n")
+    secret.chmod(0o600)
+
+
+def test_started_it_is_ready_says_what_it_does_and_runs_as_its_user(machine: Machine) -> None:
+    service = Service(machine, "ready")
+    machine.run("systemctl", "start", service.unit)
+    told = machine.run(f"{PREFIX}/bin/rallypoint", "status", "--dir", service.directory, "--json")
+    assert json.loads(told)["job"] == "ready", "systemctl comes back when the supervisor answers"
+    service.trains()
+    machine.wait(
+        lambda: service.show("StatusText").startswith("running: generation"),
+        lambda: service.show("StatusText"),
+    )
+    assert machine.run("ps", "-o", "user=", "-p", str(service.main_pid)).strip() == "rallypoint"
+    facts = machine.run("stat", "-c", "%a %U", service.directory).strip()
+    assert facts.endswith("rallypoint")
+    pids = service.pids()
+    machine.run("systemctl", "stop", service.unit)
+    assert not service.alive(pids)
+
+
+FRESH = "Environment=MALLOC_MMAP_THRESHOLD_=4096\n"
+"""Memory is given back at once and asked for again: so a new limit of it takes effect."""
+
+
+@pytest.fixture(scope="module")
+def trains(machine: Machine) -> Service:
+    """A job that goes on from test to test, each of which leaves it training."""
+    service = Service(machine, "trains", drop_in=f"WatchdogSec=8\n{FRESH}")
+    service.start()
+    return service
+
+
+@contextmanager
+def no_worker_notices(service: Service) -> Iterator[None]:
+    """The supervisor is another one afterwards, and that is all."""
+    before, pids, main = service.trains(), service.pids(), service.main_pid
+    yield
+    service.machine.wait(lambda: service.main_pid not in (0, main), lambda: "no new supervisor")
+    after = service.trains(beyond=before["iteration"])
+    assert service.pids() == pids == service.alive(pids)
+    assert after["generation"] == before["generation"]
+
+
+def test_a_restart_leaves_the_workers_training(trains: Service) -> None:
+    """As an upgrade does it."""
+    with no_worker_notices(trains):
+        trains.machine.run("systemctl", "restart", trains.unit)
+    assert "its workers train on" in trains.log()
+
+
+def test_after_a_crash_the_next_supervisor_adopts(trains: Service) -> None:
+    with no_worker_notices(trains):
+        trains.kill(trains.main_pid, signal.SIGKILL)
+    assert "code=killed, status=9/KILL" in trains.log()
+
+
+def test_a_supervisor_that_hangs_is_replaced_by_the_watchdog(trains: Service) -> None:
+    with no_worker_notices(trains):
+        trains.kill(trains.main_pid, signal.SIGSTOP)
+    assert "Watchdog timeout" in trains.log()
+
+
+def test_a_stop_drains_and_checkpoints(machine: Machine) -> None:
+    service = Service(machine, "drain")
+    service.start()
+    pids = service.pids()
+    service.stop()
+    assert not service.alive(pids)
+    journal = map(json.loads, (service.seen / "journal.jsonl").read_text().splitlines())
+    committed = [line["iteration"] for line in journal if line["event"] == "iteration"]
+    manifests = (service.seen / "checkpoints").glob("*/manifest.json")
+    assert max(json.loads(m.read_text())["iteration"] for m in manifests) == committed[-1]
+
+
+def armed(job: str, timeout_s: int, more: str = "") -> str:
+    """A drop-in: failpoints from a file, and this much time for a stop."""
+    where = f"/var/lib/rallypoint/{job}"
+    return (
+        f"TimeoutStopSec={timeout_s}\n{more}"
+        f"Environment=RALLYPOINT_FAILPOINTS=@{where}/failpoints\n"
+        f"Environment=RALLYPOINT_FAILPOINT_LOG={where}/fired\n"
+    )
+
+
+def test_a_slow_drain_gets_the_time_that_it_asks_for(machine: Machine) -> None:
+    """An iteration that takes longer than TimeoutStopSec: the supervisor asks for more, and nothing is
+    killed."""
+    service = Service(machine, "slow", drop_in=armed("slow", 8))
+    service.write(f"{service.directory[1:]}/failpoints", "")
+    service.start()
+    service.fire("last_collective:0=sleep=12")
+    asked_s = time.monotonic()
+    service.stop()
+    assert time.monotonic() - asked_s > 8, "over within TimeoutStopSec: no time was asked for"
+
+
+def test_what_a_stuck_supervisor_leaves_is_swept(machine: Machine) -> None:
+    """Its loop hangs while it publishes a generation, and hears no SIGTERM."""
+    service = Service(machine, "stuck", drop_in=armed("stuck", 8, "WatchdogSec=0\n"))
+    service.write(f"{service.directory[1:]}/failpoints", "")
+    service.start()
+    stays, victim = (worker["pid"] for worker in service.status()["workers"])
+    service.fire("supervisor_publish=sleep=300", lambda: service.kill(victim, signal.SIGKILL))
+    machine.run("systemctl", "stop", service.unit)
+    assert service.show("Result") == "timeout"
+    assert not service.alive({stays})
+
+
+def test_a_worker_that_runs_out_of_memory_is_one_worker_lost(trains: Service) -> None:
+    """The kernel's own out-of-memory killer, in a memory cgroup of the test around one worker."""
+    memory = Path("/sys/fs/cgroup/memory")
+    if not (memory / "memory.limit_in_bytes").exists():
+        pytest.skip("no memory controller of cgroup v1 is mounted")
+    before, main = trains.trains(), trains.main_pid
+    stays, victim = (worker["pid"] for worker in before["workers"])
+    group = memory / f"rallypoint-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text("4096")
+        (group / "cgroup.procs").write_text(str(trains.machine.pid_outside(victim)))
+        trains.machine.wait(lambda: victim not in trains.pids(), lambda: f"{victim} still runs")
+        told = (group / "memory.oom_control").read_text().splitlines()
+        assert int(dict(line.split() for line in told)["oom_kill"]) >= 1
+    finally:
+        trains.machine.wait(lambda: not (group / "cgroup.procs").read_text(), lambda: "not empty")
+        group.rmdir()
+    after = trains.trains(beyond=before["iteration"])
+    assert after["workers"][0]["pid"] == stays
+    assert trains.main_pid == main
+
+
+def test_secrets_come_as_credentials_that_only_the_service_reads(trains: Service) -> None:
+    machine, main = trains.machine, str(trains.main_pid)
+    place = f"/run/credentials/{trains.unit}"
+    environment = machine.run("cat", f"/proc/{main}/environ").split("\0")
+    assert f"CREDENTIALS_DIRECTORY={place}" in environment
+
+    def read_as(user: str) -> subprocess.CompletedProcess[str]:
+        return machine.try_run(
+            *("nsenter", "-t", main, "-m", "--"),
+            *("setpriv", f"--reuid={user}", "--clear-groups"),
+            *("cat", f"{place}/rallypoint_etcd-password"),
+        )
+
+    assert read_as("rallypoint").stdout == "open sesame\n"
+    assert read_as("nobody").returncode != 0
+
+
+def test_a_configuration_that_cannot_be_is_not_tried_again(machine: Machine) -> None:
+    service = Service(machine, "wrong", config="[job]\nsed = 1\n")
+    assert machine.try_run("systemctl", "start", service.unit).returncode != 0
+    machine.wait(
+        lambda: service.show("ActiveState") == "failed", lambda: service.show("ActiveState")
+    )
+    assert service.show("NRestarts") == "0"
+    assert service.show("ExecMainStatus") == "2"
+    assert "seed" in service.log()
+
+
+def test_two_machines_train_one_job_and_one_of_them_stops(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Two systemds in two network namespaces, etcd in a third."""
+    netns.require()
+    base = tmp_path_factory.mktemp("two")
+    with netns.network(("a", "b", "e0")) as net, ExitStack() as stack:
+        seats = [Seat(net.addresses["e0"], net.launcher("e0"))]
+        etcd = stack.enter_context(
+            cluster(base / "etcd", 1, seats=seats, ctl_launcher=net.observer)
+        )
+        nodes = {}
+        for name in ("a", "b"):
+            machine = stack.enter_context(boot(base / name, name, net.space(name)))
+            install(machine)
+            nodes[name] = Service(machine, "shared", config=member(name, net.addresses[name], etcd))
+        for service in nodes.values():
+            service.machine.run("systemctl", "start", service.unit)
+        before = {name: service.trains() for name, service in nodes.items()}
+        assert before["a"]["generation"] == before["b"]["generation"]
+        stays, leaves = nodes["a"], nodes["b"]
+        own = {w["pid"] for w in stays.status()["workers"] if w["node"] == "a"}
+        leaves.stop()
+        stays.machine.wait(
+            lambda: stays.status().get("world_size") == 1, lambda: str(stays.status())
+        )
+        after = stays.trains(beyond=before["a"]["iteration"] + 20, count=1)
+        assert {w["pid"] for w in after["workers"]} == own
+        assert after["last_change"]["cause"] == "drain"
+        stays.stop()
+
+
+def member(name: str, address: str, etcd: EtcdCluster) -> str:
+    """The job's file on one of several machines, with one worker each."""
+    store = f'[membership]\nbackend = "etcd"\nendpoints = {json.dumps(list(etcd.endpoints))}\n'
+    node = {"name": name, "bind": address, "advertise": address, "interface": netns.INTERFACE}
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in node.items())
+    job = JOB.replace("[membership]\n", store).replace("[job]\n", "[job]\nmax_workers = 2\n")
+    return f"{job}[node]\nworkers = 1\n{lines}"
