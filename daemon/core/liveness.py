@@ -170,8 +170,9 @@ def _heard(
 
 
 def _released(before: Mapping[WorkerKey, Track], now: Mapping[WorkerKey, Track]) -> bool:
-    """Some wait was ended by a newer generation: how long it took is no measure of a sound one."""
-    return any(k in now and now[k].position[0] != t.position[0] for k, t in before.items())
+    """Some wait was ended by a newer generation, also one without that worker, or by its death: how long
+    it took is no measure of a sound one. Else a node that was cut off would learn from the outage."""
+    return any(k not in now or now[k].position[0] != t.position[0] for k, t in before.items())
 
 
 def _left_wait(before: Track, counters: SlotCounters) -> bool:

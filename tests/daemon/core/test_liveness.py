@@ -173,6 +173,18 @@ def test_rule_09_who_waits_for_the_slowest_does_not_raise_that_bound() -> None:
     assert liveness.bound_s(pages.state, POLICY, COLLECTIVE) == POLICY.hang_s
 
 
+def test_rule_09_a_node_that_was_cut_off_does_not_learn_from_the_outage() -> None:
+    pages = Pages()
+    for outage in (8, 9, 12):
+        pages.wait_inside(*KEYS, collective=outage).read(60.0)
+        pages.pages.clear()  # the others have formed without its workers: nobody counts on them now
+        pages.read(5.0)
+        for k in KEYS:
+            pages.put(k, "update", outage)
+        pages.read()
+    assert liveness.bound_s(pages.state, POLICY, COLLECTIVE) == POLICY.hang_s
+
+
 def test_rule_09_who_stays_in_a_wait_that_a_forced_plan_has_ended_is_hung() -> None:
     pages = Pages()
     pages.look()
