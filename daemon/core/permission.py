@@ -1,6 +1,7 @@
 """What a node may do at this moment: commit to shared storage, hand out a plan."""
 
 from rallypoint.daemon.core.nodestate import NodeState
+from rallypoint.daemon.shared.messages import AskCommit, CommitAnswer
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
 
@@ -18,6 +19,17 @@ def commit_refusal(state: NodeState, key: WorkerKey, generation: int, now: float
     if formed.find(key) is None:
         return f"{key} is no member of generation {formed.generation}, the newest formed"
     return ""
+
+
+def answer_commit(state: NodeState, question: AskCommit, now: float) -> CommitAnswer:
+    """What a worker that asks is told: only members of the newest formed generation write to shared
+    storage, and only while this node holds its lease."""
+    reason = commit_refusal(state, question.key, question.generation, now)
+    return CommitAnswer(
+        ask=question.ask,
+        allowed=not reason,
+        reason=reason or f"member of generation {state.formed}",
+    )
 
 
 def welcome(state: NodeState, key: WorkerKey, now: float) -> tuple[int, Plan | None]:

@@ -4,6 +4,8 @@ Nothing here decides anything. It takes the messages of workers and a few facts 
 in the order in which they happened.
 """
 
+import math
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -97,6 +99,11 @@ class Recorder:
     def takes_part(self) -> bool:
         """Whether a worker of this node is in the newest formed generation, and reports iterations."""
         return self.formed_plan is not None and self.formed_plan.lists(self._config.node.name)
+
+    def checkpoint_age_s(self) -> float:
+        """Since the newest checkpoint, by the calendar; NaN where there is none."""
+        newest = self.checkpoint
+        return math.nan if newest is None else time.time() - newest.at_unix_s
 
     def heard(self, key: WorkerKey) -> int:
         """How many messages of this worker have been taken."""

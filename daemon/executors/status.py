@@ -193,3 +193,9 @@ def in_short(status: Mapping[str, Any]) -> str:
     where = f"generation {status['generation']}, iteration {status['iteration']}"
     text = f"{status['state']}: {where}, {status['world_size']} workers"
     return text if status["reason"] is None else f"{text} ({status['reason']})"
+
+
+def why_not_ready(status: Mapping[str, Any]) -> str:
+    """What ``/readyz`` says of the document of `build`: "" while the job runs."""
+    state, reason = status["state"], status["reason"]
+    return "" if state == "running" else f"the job is {state}: {reason or 'see its log'}"

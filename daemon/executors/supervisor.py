@@ -98,7 +98,8 @@ class Supervisor:
         self._state = persist.open_state(rundir, config, versions, self._place, fresh=fresh)
         self._metrics = Metrics()
         self._http = MonitoringServer(
-            config.metrics.bind, config.metrics.port, self._metrics.registry, self._why_not_ready
+            *(config.metrics.bind, config.metrics.port, self._metrics.registry),
+            lambda: status.why_not_ready(self.status()),
         )
         journal = Journal(rundir.journal, self._drawing.follow)
         self.recorder = Recorder(journal, self._metrics, config, BooksFile(rundir.books))
@@ -170,7 +171,7 @@ class Supervisor:
         for process in found.ended:
             _log.warning("earlier_worker_ended", worker=str(process.key), pid=process.pid)
         write_atomically(self.rundir.config, configload.to_json(self.config))
-        self._metrics.compute("checkpoint_age_seconds", self._checkpoint_age_s)
+        self._metrics.compute("checkpoint_age_seconds", self.recorder.checkpoint_age_s)
         self._drawing.start(self._job.uid)
         self._http.start()
         if self._forks:
@@ -349,15 +350,7 @@ class Supervisor:
         )
 
     def _answer_commit(self, question: messages.AskCommit) -> messages.CommitAnswer:
-        """Only members of the newest formed generation write to shared storage, and only while this
-        supervisor holds its lease."""
-        now = time.monotonic()
-        reason = permission.commit_refusal(self._node, question.key, question.generation, now)
-        return messages.CommitAnswer(
-            ask=question.ask,
-            allowed=not reason,
-            reason=reason or f"member of generation {self._node.formed}",
-        )
+        return permission.answer_commit(self._node, question, time.monotonic())
 
     def _remember(self, **changes: Any) -> None:
         try:
@@ -394,14 +387,6 @@ class Supervisor:
         while True:
             await asyncio.sleep(_ROTATE_EVERY_S)
             self._workers.processes.rotate_logs()
-
-    def _checkpoint_age_s(self) -> float:
-        checkpoint = self.recorder.checkpoint
-        return float("nan") if checkpoint is None else time.time() - checkpoint.at_unix_s
-
-    def _why_not_ready(self) -> str:
-        state, reason = (self.status()[key] for key in ("state", "reason"))
-        return "" if state == "running" else f"the job is {state}: {reason or 'see its log'}"
 
     def log_facts(self) -> dict[str, Any]:
         """What every log line carries."""

@@ -35,14 +35,10 @@ class Supervisor:
     def request_scale(self, workers: int) -> str:
         return "" if workers == 2 else f"{workers} workers are too many"
 
-<<<<<<< HEAD
-    async def quarantined(self) -> list[dict[str, Any]]:
-=======
     def detach(self) -> None:
         self.asked.append("detach")
 
-    def quarantined(self) -> list[dict[str, Any]]:
->>>>>>> 4b05d94 (systemd: a unit that drains, upgrades under living workers and is watched; on a real systemd)
+    async def quarantined(self) -> list[dict[str, Any]]:
         return [{"slot": 1}]
 
     async def clear_quarantine(self, node: str | None, slot: int | None) -> list[int]:
