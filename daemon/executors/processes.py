@@ -29,6 +29,7 @@ from rallypoint.daemon.shared.rundir import RunDir
 _SCRUBBED: Final = frozenset(
     {
         *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),  # no worker speaks for the service
         *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
     }
 )

@@ -7,7 +7,7 @@ abstract. Without the variable nothing is said.
 import asyncio
 import os
 import socket
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import structlog
@@ -23,11 +23,10 @@ _log = structlog.get_logger(__name__)
 class ServiceManager:
     """What the supervisor says to whoever started it as a service."""
 
-    def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
-        """Takes the variables out of ``environ``: no worker may speak for the service."""
-        self._address = environ.pop("NOTIFY_SOCKET", "")
-        watchdog_us = environ.pop("WATCHDOG_USEC", "")
-        for_us = environ.pop("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._address = environ.get("NOTIFY_SOCKET", "")
+        watchdog_us = environ.get("WATCHDOG_USEC", "")
+        for_us = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         self.watchdog_s = int(watchdog_us) / 1e6 if watchdog_us and for_us else None
         """The service is killed when it is silent for this long; None: it is not watched."""
         self._shown = ""

@@ -80,6 +80,7 @@ class Supervisor:
     """
 
     _finished: asyncio.Future[Outcome]
+    _detached = False
     _notices: NoticeWatch
 
     def __init__(
@@ -105,8 +106,6 @@ class Supervisor:
         self.recorder = Recorder(journal, self._metrics, config, BooksFile(rundir.books))
         self._queue: asyncio.Queue[tuple[Machine, NodeEvent | LeaderEvent]] = asyncio.Queue()
         self._tasks = Tasks(self._fail)
-        self._manager = ServiceManager()
-        self._detached = False
         self.spawn = self._tasks.spawn
         self._job = persist.first_job(self._state.state, config, versions)
         self.recorder.iteration, self.recorder.env_steps = self._job.iteration, self._job.env_steps
@@ -150,6 +149,7 @@ class Supervisor:
         """Supervise until the job is finished, stopped, drained or failed."""
         loop = asyncio.get_running_loop()
         self._finished = loop.create_future()
+        self._manager = ServiceManager(os.environ)
         loop.set_exception_handler(self._on_loop_error)
         for number in self._requests.signals:
             loop.add_signal_handler(number, self._requests.on_signal, number)
