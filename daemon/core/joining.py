@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
-
 from rallypoint.daemon.core.records import JobRecord, MemberRecord
 
 COMPARED_VERSIONS: Final = ("rallypoint", "torch", "nccl")
@@ -24,15 +22,6 @@ def joining_refusal(job: JobRecord, mine: MemberRecord, others: Sequence[MemberR
         f"node {mine.node!r} cannot join the job: {'; '.join(found)}. Give every node the same "
         "configuration and the same versions, or another job.name"
     )
-
-
-def go_on(job: JobRecord, others: Sequence[MemberRecord]) -> JobRecord:
-    """The job as a supervisor that starts takes part in it. One that has ended goes on where nobody is left
-    of it: then it is started anew. While ``others`` are still there it is coming to its end, and stays
-    ended: else a supervisor that is restarted at that moment would begin it again."""
-    if others and job.state in ("finished", "failed"):
-        return job
-    return msgspec.structs.replace(job, state="running", reason="")
 
 
 def ends_now(job: JobRecord, others: Sequence[MemberRecord]) -> bool:
