@@ -179,14 +179,10 @@ def _suspects(plan: Plan | None, job: JobRecord) -> tuple[PlannedWorker, ...]:
 def still_left_out(
     plan: Plan | None, job: JobRecord, members: Sequence[MemberRecord], entering: set[WorkerKey]
 ) -> tuple[PlannedWorker, ...]:
-    """Who may hold the newest formed state, but is not among ``entering``: `Plan.left_out`."""
-    if plan is None:
-        return ()
+    """Who may hold the newest formed state, but is not among ``entering``: `Plan.left_out`. A newcomer
+    of a plan that is not marked formed is one of them: it may have formed, and its node been silent since."""
     slots = {(m.node, s.slot): s for m in members for s in m.slots}
-    if plan.generation <= job.formed:
-        holders = plan.members
-    else:
-        holders = (*(m for m in plan.members if m.key in plan.survivor_keys), *plan.left_out)
+    holders = _suspects(plan, job)
     return tuple(m for m in holders if m.key not in entering and not _is_gone(m.key, slots))
 
 

@@ -120,6 +120,17 @@ def test_rule_04_a_restore_that_dies_still_asks_those_that_were_left_out_before(
     assert "b/0#1, c/0#1 of an earlier plan still answer" in script.said
 
 
+def test_rule_04_a_newcomer_of_a_superseded_plan_may_have_formed_and_is_asked_too() -> None:
+    """Its node fell silent before its record said so, and the plan was superseded for that."""
+    entering = plan(4, A, B, kind="planned", survivors=(A,))
+    script = LeaderScript(leader_policy(alone=False))
+    script.elect(member(trained(0, 3)), plan=entering, job_record=job(formed=3))
+    while not script.all_of(act.PublishPlan):
+        script.wait()
+    assert script.ranks == [A]
+    assert [m.key for m in script.published.left_out] == [B]
+
+
 def test_rule_04_a_restore_takes_the_node_that_holds_the_newest_checkpoint() -> None:
     settings = {"alone": False, "shared_checkpoints": False, "max_workers": 2}
     script = LeaderScript(leader_policy(**settings))
