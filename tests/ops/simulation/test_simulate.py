@@ -48,7 +48,8 @@ def test_every_invariant_holds_in_every_seed(first: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_job_of_a_thousand_nodes_forms_and_trains() -> None:
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_a_job_of_a_thousand_nodes_forms_and_trains(seed: int) -> None:
     faults = (
         "worker_killed",
         "node_killed",
@@ -57,7 +58,7 @@ def test_a_job_of_a_thousand_nodes_forms_and_trains() -> None:
         "etcd_leader_change",
         "several_at_once",
     )
-    outcome = run(2, Asked(nodes=1000, faults=faults))
+    outcome = run(seed, Asked(nodes=1000, faults=faults))
     assert not outcome.violation, outcome.message
     assert outcome.nodes == 1000
     assert outcome.generations > 1
