@@ -21,3 +21,7 @@ class CommitRefused(CheckpointError):
 
 class DamagedCheckpoint(CheckpointError):
     """A committed checkpoint does not verify: the message names the file and what differs."""
+
+
+class NoContainer(OSError):
+    """The bucket or container of a URL does not exist; to storage it is an error like any other."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 import fsspec
 
 from rallypoint.checkpointing.credentials import Credentials
-from rallypoint.checkpointing.errors import UnsupportedUrl
+from rallypoint.checkpointing.errors import NoContainer, UnsupportedUrl
 from rallypoint.checkpointing.storage import Buffer, ReadableFile
 
 BLOCK_BYTES: Final = 16 * 2**20
@@ -78,7 +78,9 @@ class FsspecStorage:
             try:
                 fs.pipe_file(path, data, mode="create")
             except FileNotFoundError as error:  # of a file that is being made: what is it in?
-                raise OSError(f"there is no bucket or container {self._url}: {error}") from error
+                raise NoContainer(
+                    f"there is no bucket or container {self._url}: {error}"
+                ) from error
             except FileExistsError:
                 # The answer to a put may be lost: the client tries again, and meets its own first.
                 if fs.cat_file(path) != data:

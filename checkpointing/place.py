@@ -5,7 +5,7 @@ import sys
 
 import msgspec
 
-from rallypoint.checkpointing.errors import UnsupportedUrl
+from rallypoint.checkpointing.errors import NoContainer, UnsupportedUrl
 from rallypoint.checkpointing.manifest import MANIFEST_FILE, parse_directory_name
 from rallypoint.checkpointing.opening import open_storage
 from rallypoint.checkpointing.probe import refuses_second_create
@@ -18,7 +18,7 @@ def survey(storage: Storage) -> Survey:
     try:
         words = refuses_second_create(storage)
         listed = storage.list(lambda name: parse_directory_name(name) is not None)
-    except (PermissionError, FileNotFoundError, NotADirectoryError) as error:
+    except (PermissionError, FileNotFoundError, NotADirectoryError, NoContainer) as error:
         return Survey(verdict="refused", words=f"{storage.root}: {error}")
     except OSError as error:
         return Survey(verdict="unreachable", words=f"{storage.root}: {error}")

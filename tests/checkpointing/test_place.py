@@ -116,7 +116,7 @@ def test_a_survey_is_printed_by_a_process_without_torch(s3: ObjectStore) -> None
 
 def test_a_bucket_that_is_not_there_is_refused(s3: ObjectStore) -> None:
     found = main(f"s3://no-{uuid.uuid4().hex}/x", str(s3.credentials))
-    assert found.verdict == "refused"
+    assert found.verdict == "refused", found.words
     assert "bucket" in found.words
 
 

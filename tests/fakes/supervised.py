@@ -73,8 +73,9 @@ class Supervised:
         return read_earlier(self.rundir)
 
     def logged(self, event: str) -> list[dict[str, Any]]:
-        """Log lines of this name."""
-        lines = (json.loads(line) for line in self.log_path.read_text().splitlines())
+        """Log lines of this name; one that is being written is none yet."""
+        *whole, _ = self.log_path.read_text().split("\n")
+        lines = map(json.loads, whole)
         return [line for line in lines if line["event"] == event]
 
     def journal(self) -> list[dict[str, Any]]:

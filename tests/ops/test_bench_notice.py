@@ -45,6 +45,7 @@ def test_a_job_in_which_nobody_could_stay_is_refused(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_real_notice(tmp_path: Path) -> None:
     system_binaries()
     output = tmp_path / "out.json"

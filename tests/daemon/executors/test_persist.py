@@ -88,6 +88,10 @@ OTHER_VALUES = {
     "checkpoint.every_iterations": ("7", "50 -> 7"),
     "checkpoint.every_s": ("60.0", "none -> 60.0"),
     "checkpoint.keep_last": ("5", "3 -> 5"),
+    "checkpoint.keep_every": ("100", "none -> 100"),
+    "checkpoint.keep_best": ("2", "0 -> 2"),
+    "checkpoint.keep_best_metric": ("kl", '"episode_return_mean" -> "kl"'),
+    "checkpoint.keep_best_order": ("least", '"greatest" -> "least"'),
     "checkpoint.env_rows": ("true", "false -> true"),
     "node.devices": ("[0, 1]", 'none -> "GPUs"'),
 }

@@ -14,8 +14,9 @@ pytestmark = [pytest.mark.slow]
 
 
 def test_a_paused_job_waits_warm_survives_its_supervisor_and_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "160")  # so that no cell of the picture is wrapped
     place = ("--dir", str(tmp_path / "run"))
     patient = {"grace_s": 60.0}
     with supervised(tmp_path / "run", worker=patient) as run:
