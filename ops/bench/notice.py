@@ -50,7 +50,7 @@ class Nodes:
     def __init__(self, directory: Path, count: int, etcd: EtcdServer, settings: Sequence[str]):
         common = [*etcd.settings, f"job.max_workers={count}", "job.iterations=none", *settings]
         self.jobs = {
-            name: Job(directory / name, 1, [f"node.name={name}", *common])
+            name: Job(directory / name, 1, [*common, f"node.name={name}"])
             for name in node_names(count)
         }
 
