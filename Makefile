@@ -4,6 +4,7 @@
 #   make run RUN=runs/demo       the same in another directory
 #   make test                    lint, types, import contracts and every test
 #   make test PYTEST_ARGS="tests/daemon -k lease"
+#   make docs                    the documentation as HTML, in build/docs
 #
 # TORCH names the build to install. A plain index may hold torch's CUDA build only (several GB);
 # where there is no GPU, point pip at an index of CPU builds (PIP_EXTRA_INDEX_URL) and say
@@ -18,10 +19,10 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help run test lint stubs clean
+.PHONY: help run test lint docs stubs clean
 
 help:
-	@sed -n '3,6s/^# *//p' Makefile
+	@sed -n '3,7s/^# *//p' Makefile
 
 # ARGS goes to `rallypoint run`, for example ARGS="--workers 3 --iterations 50".
 run: .venv/installed
@@ -39,6 +40,10 @@ lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The pages as HTML: build/docs/docs/README.html. A warning is an error, here and in the tests.
+docs: .venv/installed-dev
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html -c docs . build/docs
 
 # daemon/etcd/rpc_pb2.py, by a compiler that is old enough for every protobuf that users may have.
 stubs:
