@@ -107,7 +107,7 @@ class BenchCommand:
     def run(self, args: argparse.Namespace) -> int:
         """0; 1 when a kill was not recovered from, or something did not hold."""
         failed = False
-        with _ends_in_order(), tempfile.TemporaryDirectory(prefix="rallypoint-bench-") as directory:
+        with ends_in_order(), tempfile.TemporaryDirectory(prefix="rallypoint-bench-") as directory:
             if args.benchmark == "recovery" and args.nodes:
                 document = _node_recovery(args, Path(directory))
                 text = nodereport.text(document)
@@ -146,7 +146,7 @@ class BenchCommand:
 
 
 @contextmanager
-def _ends_in_order() -> Iterator[None]:
+def ends_in_order() -> Iterator[None]:
     """SIGTERM ends every block that was entered: no process and no network namespace is left behind."""
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:

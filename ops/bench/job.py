@@ -78,7 +78,9 @@ class Job:
         self.start()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is not None and self._process.poll() is None:
+            self.kill_all()  # nobody waits for its last checkpoint
         try:
             with AdminClient(self.rundir.path) as client:
                 client.ask(command="stop")

@@ -37,20 +37,34 @@ def start(
     """Start a process that writes both outputs into ``log``, or with ``pipes`` only standard error; it
     gets SIGTERM when this one dies. It leads a session of its own, as a worker does: a scheduler that
     shares by session then gives each process of a benchmark the same share."""
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
-            stdout=subprocess.PIPE if pipes else output,
-            stderr=output,
-            env={**environment(), **(extra or {})},
-            start_new_session=True,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509 - a benchmark has no other threads
-        )
+    # What a handler raises while Python forks is printed and forgotten: so SIGTERM waits for the fork.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    process = None
+    try:
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipes else output,
+                stderr=output,
+                env={**environment(), **(extra or {})},
+                start_new_session=True,
+                preexec_fn=prepare,  # noqa: PLW1509 - a benchmark has no other threads
+            )
+    finally:
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        except BaseException:  # the handler's, whatever it is: nobody will hold the process
+            if process is not None:
+                process.kill()
+                process.wait()
+            raise
+    return process
 
 
 def end(process: subprocess.Popen[bytes], grace_s: float) -> None:

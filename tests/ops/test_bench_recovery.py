@@ -305,7 +305,7 @@ def test_a_benchmark_that_is_ended_leaves_no_network_behind(tmp_path: Path) -> N
         assert time.monotonic() < deadline_s, "no network was made"
         time.sleep(0.05)
     bench.terminate()
-    assert bench.wait(60.0) == 128 + signal.SIGTERM
+    assert bench.wait(60.0) == 128 + signal.SIGTERM, log.read_text()
     assert mine not in namespaces()
 
 

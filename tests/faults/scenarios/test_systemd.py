@@ -337,8 +337,14 @@ def test_two_machines_train_one_job_and_one_of_them_stops(
             nodes[name] = Service(machine, "shared", config=member(name, net.addresses[name], etcd))
         for service in nodes.values():
             service.machine.run("systemctl", "start", service.unit)
-        before = {name: service.trains() for name, service in nodes.items()}
-        assert before["a"]["generation"] == before["b"]["generation"]
+        before: dict[str, dict[str, Any]] = {}
+
+        def together() -> bool:
+            """Each looked at by itself: the second one may have entered between the two looks."""
+            before.update({name: service.trains() for name, service in nodes.items()})
+            return bool(before["a"]["generation"] == before["b"]["generation"])
+
+        nodes["a"].machine.wait(together, lambda: str(before), 60)
         stays, leaves = nodes["a"], nodes["b"]
         own = {w["pid"] for w in stays.status()["workers"] if w["node"] == "a"}
         leaves.stop()
