@@ -29,14 +29,15 @@ class Tier:
 
     def __init__(
         self,
+        name: messages.TierName,
         store: CheckpointStore,
         *,
         every_iterations: int,
         every_s: float | None,
-        write: Callable[[CheckpointStore], CheckpointWriter],
+        write: Callable[[messages.TierName, CheckpointStore], CheckpointWriter],
     ) -> None:
         self.store = store
-        self.writer = write(store)
+        self.writer = write(name, store)
         self._every_iterations = every_iterations
         self._every_s = every_s
         self._last_s = time.monotonic()
@@ -90,6 +91,7 @@ class CheckpointKeeper:
     def _make_tiers(self, section: CheckpointSection, directory: str) -> tuple[Tier, ...]:
         """``checkpoint.url``, or the directory in its place; then the directory beside it."""
         first = Tier(
+            "url" if section.url else "local",
             CheckpointStore(section.url or directory, credentials_file=section.credentials_file),
             every_iterations=section.every_iterations,
             every_s=section.every_s,
@@ -98,6 +100,7 @@ class CheckpointKeeper:
         if section.local_every_iterations is None:
             return (first,)
         second = Tier(
+            "local",
             CheckpointStore(directory),
             every_iterations=section.local_every_iterations,
             every_s=None,
@@ -105,13 +108,15 @@ class CheckpointKeeper:
         )
         return first, second
 
-    def _writer(self, retention: Retention, store: CheckpointStore) -> CheckpointWriter:
+    def _writer(
+        self, retention: Retention, tier: messages.TierName, store: CheckpointStore
+    ) -> CheckpointWriter:
         session = self._session
         return CheckpointWriter(
             store,
             may_commit=self._may_commit,
-            on_done=self._on_done,
-            on_failed=self._on_failed,
+            on_done=functools.partial(self._on_done, tier),
+            on_failed=functools.partial(self._on_failed, tier),
             keep_last=retention,
             hit=lambda name: self._failpoints.hit(
                 name, rank=session.rank, iteration=session.state.committed
@@ -227,7 +232,7 @@ class CheckpointKeeper:
             return CommitVerdict(False, f"the supervisor did not answer within {self._answer_s} s")
         return CommitVerdict(answer.allowed, answer.reason)
 
-    def _on_done(self, done: SaveDone) -> None:
+    def _on_done(self, tier: messages.TierName, done: SaveDone) -> None:
         info = done.info
         known = self._session.checkpoint
         self._session.checkpoint = info.order if known is None else max(known, info.order)
@@ -240,16 +245,18 @@ class CheckpointKeeper:
                 stall_s=done.stall_s,
                 persist_s=done.persist_s,
                 size_bytes=info.size_bytes,
+                tier=tier,
             )
         )
 
-    def _on_failed(self, failed: SaveFailed) -> None:
+    def _on_failed(self, tier: messages.TierName, failed: SaveFailed) -> None:
         self._session.link.send(
             messages.CheckpointFailed(
                 key=self._session.key,
                 generation=failed.generation,
                 iteration=failed.iteration,
                 error=str(failed.error),
+                tier=tier,
             )
         )
 

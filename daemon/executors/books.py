@@ -27,6 +27,11 @@ class CheckpointFact(msgspec.Struct, frozen=True):
     path: str
     at_unix_s: float
 
+    @property
+    def order(self) -> tuple[int, int]:
+        """(generation, iteration), by which readers order."""
+        return self.generation, self.iteration
+
 
 class Total(msgspec.Struct, frozen=True):
     """Value of one counter of /metrics."""
@@ -51,6 +56,8 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     env_steps: int = 0
     figures: dict[str, float] = {}
     checkpoint: CheckpointFact | None = None
+    tiers: dict[str, float] = {}
+    """Unix time of the newest commit to each tier of checkpoints."""
     change: tuple[int, float, float, float] | None = None
     """The newest change: generation, and when it was noticed, decided, published (CLOCK_MONOTONIC)."""
 

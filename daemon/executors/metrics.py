@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from rallypoint.daemon.core.records import WORKER_STATES
 from rallypoint.daemon.executors.books import Total
-from rallypoint.daemon.shared import collectives
+from rallypoint.daemon.shared import collectives, messages
 from rallypoint.daemon.shared.figures import tag
 from rallypoint.daemon.shared.plan import CHANGE_CAUSES, CHANGE_KINDS
 
@@ -120,9 +120,14 @@ TABLE: Final = (
     Spec("envs", "gauge", "Envs of a worker (greatest), of all, and missing to the budget.",
          {"scope": ENV_SCOPES}),
     Spec("checkpoint_age_seconds", "gauge", "Since the newest checkpoint; NaN while there is none."),
+    Spec("checkpoint_tier_age_seconds", "gauge",
+         "Since the newest checkpoint that this tier took; NaN while there is none.",
+         {"tier": messages.TIERS}),
     Spec("checkpoint_stall_seconds", "histogram", "Training time that a checkpoint took."),
     Spec("checkpoint_persist_seconds", "histogram", "From snapshot to committed manifest."),
     Spec("checkpoint_failures_total", "counter", "Checkpoints that could not be committed."),
+    Spec("checkpoint_tier_failures_total", "counter", "Those of them that were for this tier.",
+         {"tier": messages.TIERS}),
     Spec("state_hash_mismatches_total", "counter", "State hashes that differed between ranks."),
     Spec(
         "worker_restarts_total",
@@ -221,9 +226,10 @@ class Metrics:
                 self._summaries["collective_seconds"].add(name, use.calls, use.seconds)
                 self.add("collective_bytes_total", use.size_bytes, name=name)
 
-    def compute(self, name: str, value: Callable[[], float]) -> None:
+    def compute(self, name: str, value: Callable[[], float], **labels: str) -> None:
         """Let a gauge be computed at each scrape."""
-        self._gauges[name].set_function(value)
+        gauge = self._gauges[name]
+        (gauge.labels(**labels) if labels else gauge).set_function(value)
 
     def set_train_figures(self, figures: Mapping[str, float]) -> None:
         """Replace the ``rallypoint_train_*`` gauges by the figures of the newest iteration."""

@@ -4,10 +4,7 @@ Nothing here decides anything. It takes the messages of workers and a few facts 
 in the order in which they happened.
 """
 
-import math
-import time
 from collections import Counter
-from pathlib import Path
 
 import structlog
 
@@ -22,7 +19,8 @@ from rallypoint.daemon.executors.accounting import (
     Stragglers,
     rounded,
 )
-from rallypoint.daemon.executors.books import Books, BooksFile, CheckpointFact
+from rallypoint.daemon.executors.books import Books, BooksFile
+from rallypoint.daemon.executors.checkpointfacts import Checkpoints
 from rallypoint.daemon.executors.journal import Journal, Line
 from rallypoint.daemon.executors.metrics import Metrics
 from rallypoint.daemon.shared import messages
@@ -44,7 +42,7 @@ class Recorder:
         """Env steps that its state has seen."""
         self.figures: dict[str, float] = {}
         """Figures of the newest committed iteration."""
-        self.checkpoint: CheckpointFact | None = None
+        self.checkpoints = Checkpoints(metrics)
         self.formed_plan: Plan | None = None
         """Plan of the newest formed generation."""
         self.faults: dict[WorkerKey, messages.Fault] = {}
@@ -69,7 +67,7 @@ class Recorder:
         self._steps.resume(books.accounted, books.dead)
         self.figures = books.figures
         self._metrics.set_train_figures(books.figures)
-        self.checkpoint = books.checkpoint
+        self.checkpoints.resume(books)
         self.recovery.resume(formed, newest, books.change, now)
         since_bytes = books.journal_bytes or self._journal.size_bytes
         for line in self._journal.resume(job.restore_generation, since_bytes):
@@ -100,11 +98,6 @@ class Recorder:
         """Whether a worker of this node is in the newest formed generation, and reports iterations."""
         return self.formed_plan is not None and self.formed_plan.lists(self._config.node.name)
 
-    def checkpoint_age_s(self) -> float:
-        """Since the newest checkpoint, by the calendar; NaN where there is none."""
-        newest = self.checkpoint
-        return math.nan if newest is None else time.time() - newest.at_unix_s
-
     def heard(self, key: WorkerKey) -> int:
         """How many messages of this worker have been taken."""
         return self._heard[key]
@@ -126,7 +119,8 @@ class Recorder:
                 journal_bytes=self._journal.size_bytes,
                 env_steps=self.env_steps,
                 figures=self.figures,
-                checkpoint=self.checkpoint,
+                checkpoint=self.checkpoints.newest,
+                tiers=self.checkpoints.tiers,
                 change=self.recovery.moments(),
             )
         )
@@ -161,17 +155,11 @@ class Recorder:
             case messages.HashMismatch():
                 self._mismatched(message)
             case messages.CheckpointDone():
-                self._checkpointed(message, now_unix_s)
+                self.checkpoints.done(message, now_unix_s)
             case messages.CheckpointFailed():
-                self._metrics.add("checkpoint_failures_total")
-                _log.error(
-                    "checkpoint_failed",
-                    worker=str(message.key),
-                    iteration=message.iteration,
-                    error=message.error,
-                )
+                self.checkpoints.failed(message)
             case messages.Restored():
-                self._restored(message, now_unix_s)
+                self.checkpoints.restored(message, now_unix_s)
             case messages.Fault():
                 self.faults[message.key] = message
                 _log.error(
@@ -248,33 +236,6 @@ class Recorder:
         self._metrics.set("env_steps_per_second", self._rate.take(message))
         if self._config.env.backup == "node" and (cut := self._journal.cut(message)):
             _log.warning("env_rows_lost", iteration=message.iteration, blocks=cut)
-
-    def _checkpointed(self, message: messages.CheckpointDone, now_unix_s: float) -> None:
-        self.checkpoint = CheckpointFact(
-            message.generation, message.iteration, message.path, now_unix_s
-        )
-        self._metrics.observe("checkpoint_stall_seconds", message.stall_s)
-        self._metrics.observe("checkpoint_persist_seconds", message.persist_s)
-        _log.info(
-            "checkpoint_committed",
-            iteration=message.iteration,
-            path=message.path,
-            bytes=message.size_bytes,
-            stall_s=round(message.stall_s, 4),
-            persist_s=round(message.persist_s, 4),
-        )
-
-    def _restored(self, message: messages.Restored, now_unix_s: float) -> None:
-        try:
-            at_unix_s = (Path(message.path) / "manifest.json").stat().st_mtime
-        except OSError:
-            at_unix_s = now_unix_s  # not a local file: its age counts from now
-        self.checkpoint = CheckpointFact(
-            message.generation, message.iteration, message.path, at_unix_s
-        )
-        _log.info("checkpoint_restored", iteration=message.iteration, path=message.path)
-        for skipped in message.skipped:
-            _log.error("checkpoint_skipped", reason=skipped)
 
     # --- facts of the supervisor -----------------------------------------------------------------
 

@@ -57,7 +57,7 @@ def build(
     as the store has them, which does not know their process, nor each iteration. ``trouble``: why
     nothing can be agreed through the store now; "" while it can."""
     formed = recorder.formed_plan
-    checkpoint = recorder.checkpoint
+    checkpoint = recorder.checkpoints.newest
     elsewhere = _workers_elsewhere(config, others, formed)
     workers = [*_workers(config, node, formed), *elsewhere]
     workers.sort(key=lambda worker: (worker["node"], worker["slot"]))

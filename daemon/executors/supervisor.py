@@ -171,7 +171,6 @@ class Supervisor:
         for process in found.ended:
             _log.warning("earlier_worker_ended", worker=str(process.key), pid=process.pid)
         write_atomically(self.rundir.config, configload.to_json(self.config))
-        self._metrics.compute("checkpoint_age_seconds", self.recorder.checkpoint_age_s)
         self._drawing.start(self._job.uid)
         self._http.start()
         if self._forks:

@@ -8,7 +8,7 @@ the wrong type raises `ProtocolError`, which names what was wrong.
 
 import struct
 from collections.abc import Iterator
-from typing import Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
@@ -19,6 +19,10 @@ from rallypoint.daemon.shared.plan import Plan, WorkerKey
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 4 * 2**20
 _HEADER = struct.Struct(">I")
+
+TierName = Literal["url", "local"]
+"""A place for checkpoints: ``checkpoint.url``, or the directory below the run's."""
+TIERS: Final[tuple[str, ...]] = get_args(TierName)
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
@@ -181,6 +185,8 @@ class CheckpointDone(_Message, frozen=True, kw_only=True):
     stall_s: float
     persist_s: float
     size_bytes: Count
+    tier: TierName | None = None
+    """Which tier took it; None: an earlier version does not say."""
 
 
 class CheckpointFailed(_Message, frozen=True, kw_only=True):
@@ -190,6 +196,8 @@ class CheckpointFailed(_Message, frozen=True, kw_only=True):
     generation: int
     iteration: int
     error: str
+    tier: TierName | None = None
+    """Which tier did not take it; None: nothing was to be committed."""
 
 
 class Restored(_Message, frozen=True, kw_only=True):

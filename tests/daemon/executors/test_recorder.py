@@ -1,5 +1,7 @@
 """What the books say after a run's messages."""
 
+import math
+import time
 from pathlib import Path
 
 import prometheus_client
@@ -99,9 +101,48 @@ def test_a_restored_checkpoint_is_the_newest(recorder: Recorder, tmp_path: Path)
     (saved / "manifest.json").write_text("{}")
     message = messages.Restored(key=A, generation=1, iteration=5, path=str(saved), skipped=())
     recorder.take(message, 0.0, 2e12)
-    assert recorder.checkpoint is not None
-    assert recorder.checkpoint.iteration == 5
-    assert recorder.checkpoint.at_unix_s < 1e12, "as old as its manifest, not as its reading"
+    assert recorder.checkpoints.newest is not None
+    assert recorder.checkpoints.newest.iteration == 5
+    assert recorder.checkpoints.newest.at_unix_s < 1e12, (
+        "as old as its manifest, not as its reading"
+    )
+    recorder.close()
+
+
+def committed_to(tier: messages.TierName | None, iteration: int) -> messages.CheckpointDone:
+    return messages.CheckpointDone(
+        key=A,
+        generation=1,
+        iteration=iteration,
+        path=f"{tier}/{iteration}",
+        stall_s=0.0,
+        persist_s=1.0,
+        size_bytes=1,
+        tier=tier,
+    )
+
+
+def test_each_tier_has_its_age_and_its_failures(recorder: Recorder, metrics: Metrics) -> None:
+    """The slow one ends an older checkpoint after the fast one's: the newest stays the newest."""
+    age = 'rallypoint_checkpoint_tier_age_seconds{{tier="{}"}}'.format
+    failures = 'rallypoint_checkpoint_tier_failures_total{{tier="{}"}}'.format
+    assert math.isnan(value(metrics, age("url")))
+    now_unix_s = time.time()
+    recorder.take(committed_to("local", 55), 0.0, now_unix_s - 100.0)
+    assert math.isnan(value(metrics, age("url")))
+    recorder.take(committed_to("url", 50), 0.0, now_unix_s - 10.0)
+    assert recorder.checkpoints.newest is not None
+    assert recorder.checkpoints.newest.path == "local/55"
+    assert 0.0 <= value(metrics, age("url")) - 10.0 < 90.0 <= value(metrics, age("local")) - 10.0
+    for tier in ("url", "url", None):
+        recorder.take(
+            messages.CheckpointFailed(key=A, generation=1, iteration=60, error="away", tier=tier),
+            0.0,
+            now_unix_s,
+        )
+    assert value(metrics, failures("url")) == 2
+    assert value(metrics, failures("local")) == 0
+    assert value(metrics, "rallypoint_checkpoint_failures_total") == 3
     recorder.close()
 
 
