@@ -1,0 +1,1 @@
+"""Grafana dashboards as code: definitions, the JSON that Grafana reads, and pictures without Grafana."""
