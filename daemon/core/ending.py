@@ -164,10 +164,13 @@ def leave_if_over(state: NodeState, now: float) -> Decision:
     open_job = state.job is None or state.job.state in ("running", "paused")
     waits = ending.awaits_job and open_job
     if waits and not left:
-        wait_until_s = now + state.policy.end_wait_s
-        ending = replace(ending, deadline_s=min(ending.deadline_s or wait_until_s, wait_until_s))
+        # The leader writes the end as soon as the store answers. While that is away all stay who know of
+        # it, as long as a stop may take: else those who only wait to enter would never hear of it.
+        begun_s = ending.written_by_s or now + state.policy.end_wait_s
+        ending = replace(ending, written_by_s=None if state.past_lease(now) else begun_s)
         state = replace(state, ending=ending)
-    late = ending.deadline_s is not None and now >= ending.deadline_s
+    bounds = (ending.deadline_s, ending.written_by_s if waits and not left else None)
+    late = any(at_s is not None and now >= at_s for at_s in bounds)
     if (left or waits) and not late:
         return state, ()
     actions: list[NodeAction] = [

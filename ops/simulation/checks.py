@@ -262,6 +262,8 @@ class Checks:
         asked = node.state.drain_cause or node.asked_to_stop
         if not (asked or self.ended or (ending is not None and ending.awaits_job)):
             raise Violation("job_ended", f"{node.name} left: {reason}")
+        if not self.ended and not asked and node.cut_off_within(node.state.policy.stop_grace_s):
+            node.asked_to_stop = True  # as all agreed; nobody could write it while they waited
         expected = {0, 75} if asked else {0}
         if code not in (expected | {1} if failed else expected):
             raise Violation("exit_code", f"{node.name} exits with {code}: {reason}")

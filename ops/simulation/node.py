@@ -337,6 +337,12 @@ class Node:
             and self.state.quarantined_until_s is None
         )
 
+    def cut_off_within(self, seconds: float) -> bool:
+        """Whether it is cut off from the store, or somebody was in the last so many seconds."""
+        cluster = self.cluster
+        since_s = cluster.clock.now - cluster.linked_since_s
+        return since_s < seconds or not cluster.etcd.reaches(self.index)
+
     def later(self, delay_s: float, act_: Callable[[], None]) -> None:
         """Let this life of the supervisor do something in ``delay_s`` seconds."""
         self.cluster.clock.after(delay_s, self.alive(act_))
