@@ -33,7 +33,7 @@ OPTIONS = {
     "node": "name bind advertise interface workers devices fork_server stop_grace_s",
     "membership": "backend endpoints ca_file cert_file key_file user password_file"
     " detect_s hang_s join_debounce_s orphan_grace_s quarantine_after quarantine_cooldown_s",
-    "env": "backend task budget num_envs block max_envs backup",
+    "env": "backend task overrides budget num_envs block max_envs backup",
     "ppo": "rollout_steps epochs mini_batches mini_batch_of permutation_scope permutation_every"
     " micro_batches gamma lam time_out_bootstrap advantage_scope advantage_ddof clip value_loss"
     " learning_rate learning_rate_bounds learning_rate_decision desired_kl kl_form max_grad_norm"

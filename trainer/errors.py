@@ -40,6 +40,14 @@ class EnvError(TrainerError):
     """An env broke its contract, or a task does not exist."""
 
 
+class EnvCapacityError(EnvError):
+    """More envs were asked for than this process can hold; `capacity_envs` says how many it can."""
+
+    def __init__(self, message: str, capacity_envs: int) -> None:
+        super().__init__(message)
+        self.capacity_envs = capacity_envs
+
+
 class Left(TrainerError):
     """This worker leaves by agreement; the message is the reason given to the supervisor."""
 

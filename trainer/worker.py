@@ -44,11 +44,12 @@ from rallypoint.trainer.elastic.registry import StateRegistry
 from rallypoint.trainer.elastic.rowsfile import RowsFiles
 from rallypoint.trainer.elastic.session import ElasticSession
 from rallypoint.trainer.elastic.state import TrainingState
-from rallypoint.trainer.envs.factory import make_env
+from rallypoint.trainer.envs.base import VecEnv
+from rallypoint.trainer.envs.factory import expected_envs, make_env
 from rallypoint.trainer.errors import Left, RestartCold, is_out_of_memory
 from rallypoint.trainer.learners import learner_type
 from rallypoint.trainer.loop import TrainingLoop
-from rallypoint.trainer.ppo import PpoLearner
+from rallypoint.trainer.ppo import DTYPES, PpoLearner
 from rallypoint.trainer.restoring import Restorer
 from rallypoint.trainer.rollout import Rollout
 
@@ -70,9 +71,8 @@ class Worker:
         self.page.put(incarnation=key.incarnation)
         self.failpoints = Failpoints.from_environment()
         self.timeouts = timeouts.derive(config, config.job.max_workers or config.node.workers)
-        dtype = {"float32": torch.float32, "float64": torch.float64}[config.ppo.dtype]
-        self.env = make_env(config, dtype=dtype)
         self.device = _device(config, key.slot)
+        self.env = _env(config, self.device)
         kind = self.learner_type or learner_type(config)
         self.learner = kind(config, self.env.spec, self.device)
         presence = Presence(self.page)
@@ -127,7 +127,7 @@ class Worker:
         self.session.set_phase("warming")
         self.link.send(messages.Progress(key=self.key, stage="warming up"))
         self.failpoints.hit("warm_up", rank=self.key.slot)
-        ids = np.arange(config.env.block, dtype=np.int64)
+        ids = np.arange(_warm_up_envs(config, self.env), dtype=np.int64)
         self.env.assign(ids, iteration=0)
         learner.on_assign(ids)
         rollout = learner.collect(self.env, 0, on_step=lambda _: None)
@@ -160,7 +160,7 @@ class Worker:
                 host=self.config.node.advertise,
                 port=self.port,
                 device=_identity(self.device),
-                capacity_envs=self.config.env.max_envs or 0,
+                capacity_envs=self.env.capacity_envs or self.config.env.max_envs or 0,
                 last_formed=session.state.last_formed,
                 checkpoint=session.checkpoint,
             )
@@ -191,6 +191,21 @@ class Worker:
         fault = _fault(self.key, error, session.generation, session.state.committed + 1)
         self.link.send(fault)
         self.link.flush(_FLUSH_S)
+
+
+def _env(config: Config, device: torch.device) -> VecEnv:
+    """The env, whose simulator is built for as many as this worker will probably hold."""
+    dtype = DTYPES[config.ppo.dtype]
+    return make_env(config, dtype=dtype, device=device, num_envs=expected_envs(config))
+
+
+def _warm_up_envs(config: Config, env: VecEnv) -> int:
+    """One env block; or, where another count would be another simulator, all that are expected."""
+    block = config.env.block
+    if env.spec.capabilities.resize == "exact":
+        return block
+    expected = expected_envs(config)
+    return min(expected, env.capacity_envs or expected) // block * block
 
 
 def fingerprint(error: BaseException) -> str:

@@ -7,6 +7,8 @@ its unit. A key that nothing reads does not stand here.
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rallypoint.daemon.shared.envbackends import EMBEDDED
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobSection:
@@ -92,10 +94,13 @@ class MembershipSection:
 class EnvSection:
     """What is simulated, and how envs are counted and grouped."""
 
-    backend: Literal["embedded"] = "embedded"
-    """Simulator backend."""
+    backend: str = EMBEDDED
+    """Simulator backend: ``embedded``, an adapter of this project, the name that an installed
+    distribution offers (entry points ``rallypoint.envs``), or ``module:factory``."""
     task: str = "quadruped-velocity"
     """Task of the backend."""
+    overrides: tuple[str, ...] = ()
+    """What the backend is told beside its task: ``name=value`` each, with a TOML value."""
     budget: Literal["per_rank", "global"] = "per_rank"
     """Whether ``num_envs`` counts envs per rank or over all ranks."""
     num_envs: int = 128

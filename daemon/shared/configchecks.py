@@ -2,12 +2,14 @@
 
 from urllib.parse import urlsplit
 
+from rallypoint.daemon.shared import envbackends
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.errors import ConfigError
 
 
 def check(config: Config) -> None:
     """Raises `ConfigError` for keys that contradict each other."""
+    envbackends.place_of(config.env.backend)
     _check_devices(config)
     _check_algorithm(config)
     _check_backup(config)

@@ -21,6 +21,7 @@ import msgspec
 
 from rallypoint.daemon.shared import configchecks, envbudget, failpoints, storecheck, timeouts
 from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.envbackends import EMBEDDED
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.profiles import PROFILES
 from rallypoint.daemon.shared.tasks import TASK_OVERRIDES
@@ -151,7 +152,10 @@ def load(
     for item in given:
         _check_known(item)
         chosen[item.path] = item
-    for key, sets in (("env.task", TASK_OVERRIDES), ("job.profile", PROFILES)):
+    known = {"job.profile": PROFILES}
+    if "env.backend" not in chosen or chosen["env.backend"].value == EMBEDDED:
+        known = {"env.task": TASK_OVERRIDES} | known  # a task ranks above the profile
+    for key, sets in known.items():
         for path, value in _named_set(chosen, key, sets).items():
             chosen.setdefault(path, value)
     config = _build(chosen)

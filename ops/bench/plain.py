@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.configload import from_json
-from rallypoint.trainer.envs.embedded import EmbeddedEnv
+from rallypoint.trainer.envs.base import VecEnv
 from rallypoint.trainer.envs.factory import make_env
 from rallypoint.trainer.learners import learner_type
 from rallypoint.trainer.ppo import DTYPES
@@ -67,7 +67,7 @@ class PlainCollectives:
         return None
 
 
-def make_assigned_env(config: Config, rank: int) -> EmbeddedEnv:
+def make_assigned_env(config: Config, rank: int) -> VecEnv:
     """The env of this rank, with ``env.num_envs`` envs."""
     env = make_env(config, dtype=DTYPES[config.ppo.dtype])
     size = config.env.num_envs
@@ -75,7 +75,7 @@ def make_assigned_env(config: Config, rank: int) -> EmbeddedEnv:
     return env
 
 
-def training(config: Config, env: EmbeddedEnv) -> Iterate:
+def training(config: Config, env: VecEnv) -> Iterate:
     """One iteration of plain training."""
     learner = learner_type(config)(config, env.spec, torch.device("cpu"))
     learner.on_assign(env.env_ids)
@@ -92,7 +92,7 @@ def training(config: Config, env: EmbeddedEnv) -> Iterate:
     return iterate
 
 
-def stepping(config: Config, env: EmbeddedEnv) -> Iterate:
+def stepping(config: Config, env: VecEnv) -> Iterate:
     """One rollout of random actions, the noise of an untrained policy."""
     steps, action_dim = config.ppo.rollout_steps, env.spec.action_dim
     dtype = DTYPES[config.ppo.dtype]

@@ -20,14 +20,14 @@ from rallypoint.daemon.shared.configload import from_json
 from rallypoint.ops.bench import turns
 from rallypoint.ops.bench.plain import make_assigned_env
 from rallypoint.ops.bench.turns import Turn
-from rallypoint.trainer.envs.embedded import EmbeddedEnv
+from rallypoint.trainer.envs.base import VecEnv
 from rallypoint.trainer.networks import critic_group
 
 
 class Adapter:
     """Our env as RSL-RL wants one. A rollout begins every T steps, as it does for us."""
 
-    def __init__(self, env: EmbeddedEnv, rollout_steps: int) -> None:
+    def __init__(self, env: VecEnv, rollout_steps: int) -> None:
         self.num_envs = len(env.env_ids)
         self.num_actions = env.spec.action_dim
         self.max_episode_length = env.spec.max_episode_steps

@@ -60,8 +60,8 @@ class EnvRows:
         """Own exactly these env blocks, with their rows of this safe point. The blocks that were cut."""
         if self._stands_at != at:
             self._assign((), at)
-        new = tuple(b for b in blocks if b * self._block not in self._env.env_ids)
-        self._assign(blocks, at)
+        begun = self._assign(blocks, at)
+        new = tuple(b for b in blocks if begun[(begun // self._block) == b].size)
         self._stands_at = None  # a rollout begins
         if self._backup is None or not new:
             return new
@@ -135,11 +135,15 @@ class EnvRows:
         ids = env_ids(blocks, self._block)
         return self._stands_at == at and np.array_equal(ids, self._env.env_ids)
 
-    def _assign(self, blocks: tuple[int, ...], at: SafePoint) -> None:
+    def _assign(self, blocks: tuple[int, ...], at: SafePoint) -> EnvIds:
+        """Those that begin an episode, be it that a simulator was built anew: their sums begin too."""
         ids = env_ids(blocks, self._block)
-        if not np.array_equal(ids, self._env.env_ids):
-            self._env.assign(ids, iteration=at.iteration + 1)
-            self._on_assign(ids)
+        if np.array_equal(ids, self._env.env_ids):
+            return ids[:0]
+        begun = self._env.assign(ids, iteration=at.iteration + 1)
+        self._on_assign(np.setdiff1d(ids, begun))
+        self._on_assign(ids)
+        return begun
 
 
 def env_ids(blocks: tuple[int, ...], size: int) -> EnvIds:

@@ -1,12 +1,15 @@
 """The env Protocol: what every simulator backend gives the trainer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+CPU: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -14,14 +17,17 @@ class Capabilities:
     """What a backend can do when env counts change."""
 
     resize: Literal["exact", "rebuild", "restart"]
-    """exact: rows that stay go on untouched; rebuild: the simulator is made anew in this process;
-    restart: only a new process can hold another count."""
+    """exact: rows that stay go on untouched; rebuild: the simulator is made anew in this process, and
+    episodes are cut where `carry_state` does not hold; restart: it is made once in a process, for the
+    envs that this will hold, of which some may be idle."""
     carry_state: bool
     """Env rows can be read out and put into another process."""
     final_obs: bool
     """`StepResult.final_obs` holds the true last observation of ended episodes."""
     deterministic_split: bool
     """With given actions, any split of the same env ids gives bit-identical results."""
+    multi_instance: bool = False
+    """One process can hold several simulators, so that the next one is built while this one steps."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,26 @@ class EnvSpec:
     """What each action drives; () where nothing has names."""
     library: MotionLibrary | None = None
     """What episodes follow, where the env is a `MotionEnv`."""
+    device: torch.device = CPU
+    """Where the tensors of a `StepResult` are."""
+
+
+@dataclass(frozen=True)
+class EnvRequest:
+    """What a backend is asked for: ``[env]`` as far as it concerns the simulator."""
+
+    task: str
+    seed: int
+    dtype: torch.dtype = torch.float32
+    """Of observations and rewards."""
+    device: torch.device = CPU
+    """The device of the slot; a backend may step elsewhere, and says so in `EnvSpec.device`."""
+    num_envs: int = 8
+    """How many envs this process will probably hold: what takes long to build is built for these."""
+    max_envs: int | None = None
+    """Most envs that it may hold; None: no bound is known."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Values by name, from ``env.overrides``. A backend refuses those that it does not know."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +124,23 @@ class VecEnv(Protocol):
         """Global ids of the rows, ascending, ``[N]``."""
         ...
 
-    def assign(self, env_ids: NDArray[np.int64], *, iteration: int) -> None:
-        """Own exactly these envs from now on. Rows that stay go on untouched (``exact``); new ones
-        start an episode, at a random phase, drawn for this iteration. No ids at all is allowed."""
+    @property
+    def builds(self) -> int:
+        """How often the simulator was built in this process."""
+        ...
+
+    @property
+    def capacity_envs(self) -> int | None:
+        """Most envs that this process can hold, as far as is known; None: no bound is known."""
+        ...
+
+    def assign(self, env_ids: NDArray[np.int64], *, iteration: int) -> NDArray[np.int64]:
+        """Own exactly these envs from now on; the ids, ascending, that begin an episode by this. Rows
+        that stay go on untouched (``exact``), or where the simulator need not be built anew; new
+        ones start an episode, drawn for this iteration. No ids at all is allowed.
+
+        Raises `EnvCapacityError` when there are more than the process can hold; it then owns what it
+        owned before, in new episodes where the simulator had to be built again."""
         ...
 
     def begin_rollout(self, iteration: int) -> dict[str, Tensor]:
@@ -121,7 +161,14 @@ class VecEnv(Protocol):
         """Put rows that `rows` gave into these envs, which must be owned."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the simulator. Nothing else is called afterwards; a second time does nothing."""
+        ...
+
+
+Backend = Callable[[EnvRequest], VecEnv]
+"""What ``env.backend`` names: makes an env that holds no envs yet. Raises `EnvError` for a task or an
+override that it does not know."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,11 @@ from rallypoint.trainer.rng import Purpose, uniform
 Array = NDArray[np.float64]
 
 EMBEDDED: Final = Capabilities(
-    resize="exact", carry_state=True, final_obs=True, deterministic_split=True
+    resize="exact",
+    carry_state=True,
+    final_obs=True,
+    deterministic_split=True,
+    multi_instance=True,
 )
 _EPISODE_STEP: Final = "episode_step"
 """Name of the row that counts the steps of the present episode; every task has it."""
@@ -96,6 +100,11 @@ class EmbeddedEnv(ABC):
         return 1
 
     @property
+    def capacity_envs(self) -> int | None:
+        """Rows are small: no bound is known."""
+        return None
+
+    @property
     def spec(self) -> EnvSpec:
         """What is fixed about the task."""
         return self._spec
@@ -105,9 +114,10 @@ class EmbeddedEnv(ABC):
         """Global ids of the rows, ascending, ``[N]``."""
         return self._env_ids.copy()
 
-    def assign(self, env_ids: NDArray[np.int64], *, iteration: int) -> None:
-        """Own exactly these envs. Rows that stay go on bit for bit; new ones start an episode at a
-        random phase (part of its time limit is already used up), drawn for this iteration.
+    def assign(self, env_ids: NDArray[np.int64], *, iteration: int) -> NDArray[np.int64]:
+        """Own exactly these envs. Rows that stay go on bit for bit; new ones, which are given back, start
+        an episode at a random phase (part of its time limit is already used up), drawn for this
+        iteration.
 
         Raises `EnvError` when an id occurs twice.
         """
@@ -126,6 +136,7 @@ class EmbeddedEnv(ABC):
         )
         self._start(fresh, np.ascontiguousarray(draws[:, 1:]))
         self._episode_step[fresh] = np.floor(draws[:, 0] * self._spec.max_episode_steps)
+        return new_ids[fresh]
 
     def begin_rollout(self, iteration: int) -> dict[str, Tensor]:
         """Key the draws that follow by this iteration, step 0; the present observations."""

@@ -8,10 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rallypoint.daemon.shared.config import Config, EnvSection, JobSection
-from rallypoint.trainer.envs.base import StepResult
+from rallypoint.trainer.envs.base import EnvRequest, StepResult
 from rallypoint.trainer.envs.embedded import EmbeddedEnv
-from rallypoint.trainer.envs.factory import EMBEDDED_TASKS, make_env
+from rallypoint.trainer.envs.factory import EMBEDDED_TASKS, embedded
 from rallypoint.trainer.errors import EnvError
 
 TASKS = list(EMBEDDED_TASKS)
@@ -24,8 +23,7 @@ def task(request: pytest.FixtureRequest) -> str:
 
 
 def build(task: str, *, seed: int = 1, dtype: torch.dtype = torch.float32) -> EmbeddedEnv:
-    config = Config(env=EnvSection(task=task), job=JobSection(seed=seed))
-    return make_env(config, dtype=dtype)
+    return embedded(EnvRequest(task, seed, dtype))
 
 
 def started(task: str, ids: NDArray[np.int64], *, seed: int = 1) -> tuple[EmbeddedEnv, Tensor]:

@@ -1,0 +1,75 @@
+"""A simulator of a fixed number of envs that behaves as badly as real ones may: it hands out the same
+tensors again, reseeds the global generators, and draws from them."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rallypoint.trainer.envs.base import Capabilities, EnvRequest, EnvSpec, StepResult
+from rallypoint.trainer.envs.simulator import RebuiltEnv, Rows, Seeds
+
+LIMIT = 20
+CAPABILITIES = Capabilities(
+    "rebuild",
+    carry_state=False,
+    final_obs=True,
+    deterministic_split=False,
+    multi_instance=True,
+)
+
+
+class Toy:
+    """A point on a line that is pushed; outside of ±2 its episode is over."""
+
+    def __init__(self, count: int, seed: int, capabilities: Capabilities = CAPABILITIES) -> None:
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        self.spec = EnvSpec("toy", {"actor": 3, "critic": 4}, 1, LIMIT, 0.1, capabilities)
+        self._state = torch.zeros(count, 3)  # position, velocity, steps
+        self._obs = {"actor": torch.zeros(count, 3), "critic": torch.zeros(count, 4)}
+        self._reward = torch.zeros(count)
+
+    def reset(self, rows: NDArray[np.int64], seeds: NDArray[np.int64]) -> Mapping[str, Tensor]:
+        generator = np.random.default_rng(seeds)
+        start = torch.from_numpy(generator.uniform(-1, 1, (len(rows), 2)))
+        self._state[rows, :2] = start.to(self._state)
+        self._state[rows, 2] = 0
+        return self._observe()
+
+    def step(self, actions: Tensor, seeds: Seeds) -> StepResult:
+        position, velocity, steps = self._state.T
+        noise = 0.01 * torch.randn(len(steps))  # of the global generator
+        velocity += 0.1 * actions[:, 0].clamp(-1, 1).to(velocity) + noise
+        position += 0.1 * velocity
+        steps += 1
+        terminated, truncated = position.abs() > 2, steps >= LIMIT
+        self._reward[:] = 1 - position.abs()
+        final = {group: x.clone() for group, x in self._observe().items()}
+        ended = (terminated | truncated).nonzero()[:, 0].numpy()
+        if ended.size:
+            self.reset(ended, seeds(ended))
+        return StepResult(self._obs, self._reward, terminated, truncated, {}, {}, final)
+
+    def rows(self) -> Rows:
+        return {"state": self._state.double().numpy().copy()}
+
+    def load_rows(self, rows: NDArray[np.int64], values: Rows) -> Mapping[str, Tensor]:
+        self._state[rows] = torch.from_numpy(values["state"]).to(self._state)
+        return self._observe()
+
+    def close(self) -> None:
+        self._state = torch.zeros(0, 3)
+
+    def _observe(self) -> Mapping[str, Tensor]:
+        self._obs["actor"][:] = self._state * torch.tensor([1, 1, 1 / LIMIT])
+        self._obs["critic"][:, :3] = self._obs["actor"]
+        self._obs["critic"][:, 3] = self._state[:, 0] ** 2
+        return self._obs
+
+
+def make(request: EnvRequest) -> RebuiltEnv:
+    """The toy as a backend, for ``env.backend``."""
+    return RebuiltEnv(lambda count: Toy(count, request.seed), request)
