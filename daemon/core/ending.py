@@ -73,9 +73,11 @@ def _code(state: NodeState) -> int:
 def drain(state: NodeState, event: DrainRequested, now: float) -> Decision:
     """This node leaves; a repeated request can only bring the deadline nearer."""
     before = state.ending
-    if before is not None and before.kind != "drain":
-        return state, (Explain("drain_ignored", f"the node ends already: {before.reason}"),)
     forced_s = None if event.deadline_s is None else _forced_s(now + event.deadline_s, now)
+    if before is not None and before.kind != "drain":
+        ending = replace(before, deadline_s=_nearer(before, forced_s))
+        text = f"the node ends already: {before.reason}"
+        return replace(state, ending=ending), (Explain("drain_while_ending", text),)
     seconds = state.drain_seconds if event.deadline_s is None else event.deadline_s
     state = replace(state, drain_cause=state.drain_cause or "drain", drain_seconds=seconds)
     reason = "drained: drain" if before is None else before.reason

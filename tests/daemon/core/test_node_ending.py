@@ -205,7 +205,10 @@ def test_a_stop_overrides_a_drain() -> None:
     assert node.all_of(act.SendStop) == [act.SendStop(key(0), "stopped")]
 
 
-def test_a_drain_during_a_stop_is_refused_with_the_reason() -> None:
+@pytest.mark.parametrize("deadline_s", [None, 6.0])
+def test_a_drain_during_a_stop_only_brings_its_end_nearer(deadline_s: float | None) -> None:
     node = NodeScript(1).make_train().feed(ev.StopRequested("SIGTERM"))
-    node.feed(ev.DrainRequested(None))
+    bound_s, begun = node.state.timer_at_s, node.now
+    node.feed(ev.DrainRequested(deadline_s))
     assert "SIGTERM" in node.all_of(act.Explain)[0].reason
+    assert node.state.timer_at_s == (bound_s if deadline_s is None else begun + 5.0)
