@@ -29,8 +29,11 @@ _IMPORTED_LATE = ("torch._dynamo",)
 class ForkServer:
     """Serves one supervisor until that closes the socket."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(
+        self, connection: socket.socket, worker_type: type[worker.Worker] = worker.Worker
+    ) -> None:
         self._connection = connection
+        self._worker_type = worker_type
         self._wake, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wake, False)
@@ -83,7 +86,7 @@ class ForkServer:
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
-            code = worker.main(arguments)
+            code = worker.main(arguments, worker_type=self._worker_type)
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else 1
         except BaseException:  # noqa: BLE001 - the last frame of this process: all goes to its log
@@ -120,7 +123,9 @@ def threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None, *, worker_type: type[worker.Worker] = worker.Worker
+) -> int:
     """Serve the supervisor at the other end of the inherited descriptor ``--socket``."""
     parser = argparse.ArgumentParser(prog="rallypoint-forkserver")
     parser.add_argument("--dir", type=Path, required=True)
@@ -133,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.collect()
     gc.freeze()  # a collection in a worker must not write to, and so copy, what it shares
     with socket.socket(fileno=options.socket) as connection:
-        ForkServer(connection).serve()
+        ForkServer(connection, worker_type).serve()
     return 0
 
 

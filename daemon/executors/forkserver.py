@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import structlog
 
@@ -27,6 +27,9 @@ _log = structlog.get_logger(__name__)
 
 class ForkServer:
     """One server at a time; a warm one that dies is replaced. Used from the event loop only."""
+
+    program: ClassVar[Sequence[str]] = ("-m", "rallypoint.trainer.forkserver")
+    """What Python runs; in tests also a server of other workers."""
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class ForkServer:
         with theirs, path.open("wb") as output:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "rallypoint.trainer.forkserver"),
+                    *(sys.executable, *self.program),
                     *("--dir", str(self._rundir.path), "--socket", str(theirs.fileno())),
                 ],
                 stdin=subprocess.DEVNULL,

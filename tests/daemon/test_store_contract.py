@@ -12,7 +12,7 @@ from rallypoint.daemon.executors.embedded import EmbeddedStore
 from rallypoint.daemon.executors.store import Deleted, KeyValue, Put, WatchEvent
 from tests.fakes.store_harnesses import HARNESSES, Harness, Make
 
-BOUND_S = 20.0
+BOUND_S = 60.0
 
 Scenario = Callable[[Harness], Awaitable[None]]
 

@@ -19,7 +19,7 @@ import pytest
 
 from rallypoint.daemon.etcd.connection import Access
 
-START_S = 20.0
+START_S = 60.0
 _ATTEMPTS = 3
 NODE = "first"
 """Name of the node that `EtcdCluster.settings` make."""

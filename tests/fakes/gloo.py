@@ -1,6 +1,5 @@
 """Ranks as real processes over gloo, for tests that need torch's own reduction of gradients."""
 
-import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.timeouts import Timeouts, derive
 from rallypoint.trainer.elastic.group import ProcessGroup
+from tests.fakes.forked import context
 from tests.fakes.training import make_worker, poisoned
 
 Use = tuple[str, str, int]
@@ -87,9 +87,10 @@ def train_over_gloo(
     """Several trainings, one after the other in the same processes: one rank per shard of env blocks.
     The state at the end and `LEARNING_RATES`, by training and rank. Files go into ``directory``."""
     world_size = len(trainings[0])
-    context = multiprocessing.get_context("spawn")
     processes = [
-        context.Process(target=_rank, args=(config, trainings, iterations, directory, rank, poison))
+        context().Process(
+            target=_rank, args=(config, trainings, iterations, directory, rank, poison)
+        )
         for rank in range(world_size)
     ]
     for process in processes:

@@ -1,4 +1,4 @@
-"""A real worker with ledgers whose program hangs, or fails, where a test says.
+"""The fork server of workers with ledgers, one of which hangs, or fails, where a test says.
 
 ``HANG`` holds JSON: ``[where, how, slot, iteration]``; where is ``rollout`` (the middle of one), ``update``
 (its beginning) or ``collective`` (the sum of a mini-batch), in the first iteration from that one on. How: ``loop`` (an endless loop of Python), ``gil`` (a call that never ends and keeps the
@@ -11,6 +11,7 @@ that iteration in the update of every life of every slot; ``raise-last`` only in
 import ctypes
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from rallypoint.daemon.shared.plan import WorkerKey
 from rallypoint.daemon.shared.rundir import RunDir
-from rallypoint.trainer import worker
+from rallypoint.trainer import forkserver, worker
 from rallypoint.trainer.elastic.collectives import Collectives
 from rallypoint.trainer.envs.base import VecEnv
 from rallypoint.trainer.errors import GroupBroken
@@ -121,4 +122,4 @@ class HangingWorker(worker.Worker):
 
 if __name__ == "__main__":
     ledger_worker.keep_ledgers()
-    os._exit(worker.main(worker_type=HangingWorker))
+    sys.exit(forkserver.main(worker_type=HangingWorker))

@@ -1,4 +1,4 @@
-"""A real worker that also writes down which transitions it used, and for what.
+"""The fork server of real workers that also write down which transitions they used, and for what.
 
 ``DIR/ledger/<slot>-<incarnation>.jsonl`` gets a line for each rollout collected, each rollout
 committed, each report of dropped steps and each generation formed; the page beside it mirrors the
@@ -10,6 +10,7 @@ import collections
 import hashlib
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from rallypoint.daemon.shared import messages
 from rallypoint.daemon.shared.config import PpoSection
 from rallypoint.daemon.shared.slotpage import SlotPage
-from rallypoint.trainer import update, worker
+from rallypoint.trainer import forkserver, update, worker
 from rallypoint.trainer.elastic.collectives import Collectives
 from rallypoint.trainer.elastic.link import Link
 from rallypoint.trainer.elastic.registry import hash_text
@@ -188,4 +189,4 @@ def keep_ledgers() -> None:
 
 if __name__ == "__main__":
     keep_ledgers()
-    os._exit(worker.main(worker_type=LedgerWorker))
+    sys.exit(forkserver.main(worker_type=LedgerWorker))

@@ -16,7 +16,7 @@ from typing import Any
 
 import fsspec
 
-START_S = 30.0
+START_S = 60.0
 BUCKET = "checkpoints"
 SECRET = "secret-of-the-emulator"  # noqa: S105 - no secret
 _S3 = Path(__file__).with_name("s3_server.py")

@@ -7,8 +7,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +19,7 @@ from rallypoint.daemon.shared.configload import to_json
 from rallypoint.daemon.shared.plan import ChangeKind, Plan, PlannedWorker, WorkerKey
 from rallypoint.daemon.shared.rundir import RunDir
 from rallypoint.daemon.shared.slotpage import SlotCounters, SlotPage
+from tests.fakes.forked import ForkedWorker
 
 M = TypeVar("M", bound=messages._Message)
 
@@ -34,16 +33,14 @@ class ScriptedSupervisor:
         config: Config,
         *,
         failpoints: str = "",
-        worker: Sequence[str] = ("-m", "rallypoint.trainer.worker"),
-        shared: bool = False,
+        worker: str | None = None,
     ) -> None:
-        """``shared``: used by several tests, so that its processes bear the mark of none."""
-        self._dropped = {"PYTEST_CURRENT_TEST"} if shared else set()
+        """``worker``: a script to run instead of the worker's own program."""
         self._worker = worker
         self.rundir = RunDir(path)
         self.config = config
         self.log: list[messages.WorkerMessage] = []
-        self.processes: dict[WorkerKey, subprocess.Popen[bytes]] = {}
+        self.processes: dict[WorkerKey, ForkedWorker] = {}
         self.failpoint_log = path / "failpoints.log"
         self.formed = 0
         self.plan: Plan | None = None
@@ -77,26 +74,19 @@ class ScriptedSupervisor:
         key = WorkerKey(node, slot, incarnation)
         SlotPage(self.rundir.page(slot), create=True).close()
         environment = {
-            **{name: v for name, v in os.environ.items() if name not in self._dropped},
+            **os.environ,
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
             "RALLYPOINT_FAILPOINTS": self._failpoints,
             "RALLYPOINT_FAILPOINT_LOG": str(self.failpoint_log),
         }
-        log = self.rundir.path / f"worker-{slot}-{incarnation}.log"
-        with log.open("wb") as output:
-            self.processes[key] = subprocess.Popen(
-                [
-                    sys.executable,
-                    *self._worker,
-                    *("--dir", str(self.rundir.path), "--node", node),
-                    *("--slot", str(slot), "--incarnation", str(incarnation)),
-                ],
-                env=environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        place = ("--dir", str(self.rundir.path), "--node", node)
+        self.processes[key] = ForkedWorker(
+            (*place, "--slot", str(slot), "--incarnation", str(incarnation)),
+            environment,
+            self.rundir.path / f"worker-{slot}-{incarnation}.log",
+            self._worker,
+        )
         return key
 
     def kill(self, key: WorkerKey) -> None:

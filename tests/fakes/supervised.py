@@ -17,7 +17,7 @@ from rallypoint.daemon.executors.processes import WorkerProcess, read_earlier
 from rallypoint.daemon.shared.rundir import RunDir
 
 SCRIPT = Path(__file__).with_name("supervise_fakes.py")
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 Status = dict[str, Any]
 
@@ -32,7 +32,8 @@ class Supervised:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, str(SCRIPT), "--dir", str(directory), "--metrics-port", "0"),
-                    *("--set", "env.task=pointmass", "--set", "membership.detect_s=1.0"),
+                    *("--set", "env.task=pointmass", "--set", "membership.detect_s=3.0"),
+                    *("--set", "membership.join_debounce_s=0.2"),
                     *("--set", "log.format=json", *options),
                 ],
                 stderr=log,

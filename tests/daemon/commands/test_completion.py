@@ -37,7 +37,7 @@ def completed(script: Path, *words: str) -> set[str]:
         ["/bin/bash", "-c", ASK, "ask", str(script), "rallypoint", *words],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=True,
     )
     return set(done.stdout.split())

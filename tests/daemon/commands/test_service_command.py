@@ -34,7 +34,7 @@ def worker_of(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_rule_08_a_slot_that_never_becomes_ready_is_quarantined_while_others_tra
 
 def failed_once(run: Supervised) -> str:
     """The job fails with exit code 1; its reason, which has the traceback exactly once."""
-    assert run.process.wait(20) == 1
+    assert run.process.wait(60) == 1
     reason: str = run.logged("supervisor_ended")[0]["reason"]
     assert reason.startswith("program error: ")
     assert reason.count("Traceback: a fake error") == 1

@@ -15,6 +15,9 @@ from tests.fakes.supervised import Status, Supervised, pids, supervised
 
 pytestmark = [pytest.mark.slow]
 
+GRACE_S = 6.0
+"""It leaves a sixth of this before the deadline."""
+
 
 def sources(*names: str) -> tuple[str, ...]:
     return ("--set", f"preemption.sources={json.dumps(names)}")
@@ -78,7 +81,7 @@ def test_an_iteration_that_does_not_end_is_left_by_force_inside_the_deadline(
     options = (
         *sources("kubernetes"),
         "--set",
-        "node.stop_grace_s=3",
+        f"node.stop_grace_s={GRACE_S}",
         "--set",
         "membership.hang_s=20",
     )
@@ -86,7 +89,7 @@ def test_an_iteration_that_does_not_end_is_left_by_force_inside_the_deadline(
         run.wait_for(hangs)
         sent_s = time.monotonic()
         assert run.end(signal.SIGTERM) == 75
-        assert time.monotonic() - sent_s < 3.0
+        assert time.monotonic() - sent_s < GRACE_S
         killed = run.logged("worker_killed")
         assert [line["worker"] for line in killed] == ["local/1#1"]
         assert "deadline" in killed[0]["reason"]
@@ -103,7 +106,7 @@ def test_a_drill_says_whether_the_node_left_in_time(
         answer = json.loads(capsys.readouterr().out)
         assert (answer["exited"], answer["passed"]) == (75, True)
         assert 0 < answer["seconds"] < 20
-        assert run.process.wait(20) == 75
+        assert run.process.wait(60) == 75
     with supervised(directory) as again:
         again.wait_for_training(2)  # after a false notice it is simply started again
         assert again.end() == 0
@@ -129,7 +132,7 @@ def test_a_cloud_takes_the_machine_away(tmp_path: Path, name: str) -> None:
                 metadata.set_gcp("preempted", "TRUE")
             case "azure":
                 metadata.set(azure=[azure_event("e-1")])
-        assert run.process.wait(20) == 75
+        assert run.process.wait(60) == 75
         assert len(run.logged("notice_received")) == 1
         committed = [line["iteration"] for line in run.logged("checkpoint_committed")]
         assert committed[-1] == last_iteration(run)
@@ -166,7 +169,7 @@ def test_after_a_false_notice_the_node_comes_back(tmp_path: Path) -> None:
         services.metadata.set_gcp("preempted", "TRUE")
         options = cloud("gcp", services.url)
         with supervised(tmp_path / "run", *options) as run:
-            assert run.process.wait(20) == 75
+            assert run.process.wait(60) == 75
         memory = run.rundir.notices
         seen = {name: at_s - 120.0 for name, at_s in json.loads(memory.read_text()).items()}
         memory.write_text(json.dumps(seen))  # two minutes pass

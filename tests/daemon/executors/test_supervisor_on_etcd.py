@@ -10,7 +10,7 @@ import pytest
 
 from rallypoint.daemon.executors import proctable
 from tests.fakes.etcd_server import NODE, EtcdCluster, cluster
-from tests.fakes.supervised import Status, Supervised, pids, supervised
+from tests.fakes.supervised import WAIT_S, Status, Supervised, pids, supervised
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
@@ -145,7 +145,7 @@ def test_without_etcd_a_supervisor_that_comes_late_waits_and_then_restores(
         before = start(run)
         etcd.kill(0)
         run.end(signal.SIGKILL)
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + WAIT_S
         while any(proctable.lives(p.pid, p.start_ticks) for p in run.workers()):
             assert time.monotonic() < deadline_s, "workers without a supervisor do not leave"
             time.sleep(0.02)
@@ -186,7 +186,7 @@ def test_another_job_of_the_same_name_is_refused(etcd: EtcdCluster, tmp_path: Pa
         ("third", ("--set", "job.seed=7"), "other values (job.seed: 1 -> 7;"),
     ):
         with supervised(tmp_path / directory, *etcd.settings, *options) as run:
-            assert run.process.wait(20) != 0
+            assert run.process.wait(60) != 0
             assert reason in run.log_path.read_text()
 
 
@@ -198,7 +198,7 @@ def test_a_password_that_etcd_refuses_ends_the_start(etcd: EtcdCluster, tmp_path
     access = ("membership.user=root", f"membership.password_file={tmp_path / 'password'}")
     options = (*etcd.settings, *(part for one in access for part in ("--set", one)))
     with supervised(tmp_path / "run", *options) as run:
-        assert run.process.wait(20) != 0
+        assert run.process.wait(60) != 0
         assert "authentication failed" in run.log_path.read_text()
         (tmp_path / "password").write_text("right")
     with supervised(tmp_path / "run", *options) as run:

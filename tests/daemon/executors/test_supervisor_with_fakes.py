@@ -49,14 +49,14 @@ def hangs(status: Status) -> bool:
 
 def test_a_run_finishes_and_its_journal_counts_every_iteration_once(tmp_path: Path) -> None:
     with supervised(tmp_path / "run", "--iterations", "12") as run:
-        assert run.process.wait(20) == 0
+        assert run.process.wait(60) == 0
         assert [line["iteration"] for line in iterations(run)] == list(range(1, 13))
         assert len({line["state_hash"] for line in iterations(run)}) == 12
         assert run.journal()[0]["event"] == "generation"
         assert run.logged("supervisor_ended")[0]["code"] == 0
         assert not run.logged("state_hash_conflict")
     with supervised(tmp_path / "run", "--iterations", "12") as again:
-        assert again.process.wait(20) == 0, "a finished job has nothing left to do"
+        assert again.process.wait(60) == 0, "a finished job has nothing left to do"
         assert len(iterations(again)) == 12
         assert not again.logged("worker_started")[2:]
 
@@ -132,7 +132,7 @@ def test_all_killed_at_once_restore_from_the_checkpoint(tmp_path: Path) -> None:
 def test_an_exception_is_named_and_a_repeated_one_fails_the_job(tmp_path: Path) -> None:
     faults = [["raise", slot, life, 4] for slot in (0, 1) for life in range(1, 6)]
     with supervised(tmp_path / "run", worker={"faults": faults}) as run:
-        assert run.process.wait(20) == 1
+        assert run.process.wait(60) == 1
         reason = run.logged("supervisor_ended")[0]["reason"]
         assert "ValueError" in reason
         assert run.logged("worker_fault")[0]["traceback"] == "Traceback: a fake error"
@@ -223,7 +223,7 @@ def test_stop_and_drain_wait_for_the_end(tmp_path: Path) -> None:
         with supervised(directory) as run:
             run.wait_for_training(2)
             assert main([command, "--dir", str(directory)]) == 0
-            assert run.process.wait(20) == 0
+            assert run.process.wait(60) == 0
             assert main([command, "--dir", str(directory)]) == 3
 
 
@@ -266,7 +266,7 @@ def test_importing_the_daemon_loads_nothing_heavy() -> None:
 
 def test_state_is_json_that_a_person_can_read(tmp_path: Path) -> None:
     with supervised(tmp_path / "run", "--iterations", "3") as run:
-        assert run.process.wait(20) == 0
+        assert run.process.wait(60) == 0
         state = json.loads(run.rundir.state.read_text())
         assert state["job"]["state"] == "finished"
         assert state["job"]["iteration"] == 3

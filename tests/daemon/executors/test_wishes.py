@@ -54,7 +54,7 @@ def test_a_job_that_was_stopped_while_paused_is_paused_when_it_starts_again(tmp_
         run.wait_for_training(2)
         assert main(["pause", *place]) == 0
         assert main(["stop", *place]) == 0
-        assert run.process.wait(20) == 0
+        assert run.process.wait(60) == 0
     with supervised(tmp_path / "run") as again:
         again.wait_for(lambda s: {w["state"] for w in s["workers"]} == {"waiting"})
         assert again.status()["state"] == "paused"

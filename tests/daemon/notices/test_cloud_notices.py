@@ -24,7 +24,7 @@ from tests.fakes.metadata_server import (
 )
 
 T = TypeVar("T")
-BOUND_S = 20.0
+BOUND_S = 60.0
 
 
 @pytest.fixture

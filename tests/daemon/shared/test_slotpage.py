@@ -24,7 +24,7 @@ def test_what_a_killed_worker_wrote_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "slots" / "0.page"
     page = SlotPage(path, create=True)
     with Popen([sys.executable, "-c", WRITER, str(path)]) as writer:
-        assert writer.wait(20) == -signal.SIGKILL
+        assert writer.wait(60) == -signal.SIGKILL
     counters = page.read()
     assert (counters.incarnation, counters.phase, counters.inside) == (3, "update", True)
     assert counters.collected_env_steps == 42

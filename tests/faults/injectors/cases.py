@@ -1,9 +1,12 @@
 """Steps that cases share: lose a worker at a point, and look at what has become of the run."""
 
+import os
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from rallypoint.daemon.executors import proctable
 from rallypoint.daemon.shared import timeouts
 from rallypoint.daemon.shared.configload import from_json
 from tests.fakes.supervised import Status, trains
@@ -38,18 +41,36 @@ def kill(job: FaultJob, status: Status, *ranks: int) -> list[Victim]:
     return [Victim.of(worker) for worker in job.kill(status, *ranks)]
 
 
-def lose_last(job: FaultJob, status: Status) -> tuple[Victim, Status]:
-    """Kill the last rank, and wait until the others are past their first iteration without it: long
-    before its next life, which will enter as the last rank by a planned change, is ready."""
+def lose_last(job: FaultJob, status: Status) -> tuple[Victim, Victim, Status]:
+    """Kill the last rank, and wait until the others are past their first iteration without it, and its
+    next life is warm. That one is stopped before it says so, until `let_in`: it will enter as the last
+    rank by a planned change. Who was killed, the newcomer, and the status."""
     rest = len(status["workers"]) - 1
+    job.arming.arm(f"ready:{by_rank(status, rest)['slot']}=stop")
     (victim,) = kill(job, status, rest)
+    (fired,) = job.wait_fired()
+    newcomer = next_life(job, victim)
+    assert fired.pid == newcomer.pid
+    job.wait_until(lambda: stopped(newcomer.pid), lambda: f"{newcomer} to be stopped")
     reached = job.wait_for(
         lambda s: trains(s, rest) and s["generation"] > status["generation"], f"{rest} to train on"
     )
-    return victim, job.wait_for(
+    there = job.wait_for(
         lambda s: trains(s, rest) and s["iteration"] >= reached["iteration"] + 2,
         f"{rest} to commit their first iterations",
     )
+    return victim, newcomer, there
+
+
+def let_in(newcomer: Victim) -> None:
+    """A newcomer that `lose_last` has stopped says that it is ready."""
+    os.kill(newcomer.pid, signal.SIGCONT)
+
+
+def stopped(pid: int) -> bool:
+    """Whether this process is stopped by a signal."""
+    entry = proctable.read(pid)
+    return entry is not None and entry.state == "T"
 
 
 def next_life(job: FaultJob, victim: Victim) -> Victim:

@@ -9,8 +9,8 @@ from tests.faults.injectors.cases import (
     assert_killed,
     assert_sound,
     kill,
+    let_in,
     lose_last,
-    next_life,
     recover,
 )
 from tests.faults.injectors.job import by_rank
@@ -34,9 +34,10 @@ def test_killed_while_a_newcomer_enters(jobs: Jobs, point: str, rank: int) -> No
     """Ranks 0 and 1 are survivors, rank 2 is the newcomer."""
     with jobs.case(*THREE) as job:
         before = job.settle()
-        first, two = lose_last(job, before)
+        first, newcomer, two = lose_last(job, before)
         job.arming.arm(f"{point}:{rank}=kill")
-        victim = next_life(job, first) if rank == 2 else Victim.of(by_rank(two, rank))
+        let_in(newcomer)
+        victim = newcomer if rank == 2 else Victim.of(by_rank(two, rank))
         assert_fired(job, victim)
         recover(job, before, [first, victim])
         assert_sound(job, before, init_broken=point == "group_init")
@@ -46,8 +47,9 @@ def test_killed_while_a_newcomer_enters(jobs: Jobs, point: str, rank: int) -> No
 def test_killed_as_it_leaves_for_a_newcomer(jobs: Jobs, rank: int) -> None:
     with jobs.case(*THREE) as job:
         before = job.settle()
-        first, two = lose_last(job, before)
+        first, newcomer, two = lose_last(job, before)
         job.arming.arm(f"leave_generation:{rank}=kill")
+        let_in(newcomer)
         victim = Victim.of(by_rank(two, rank))
         assert_fired(job, victim)
         recover(job, before, [first, victim])
@@ -57,8 +59,9 @@ def test_killed_as_it_leaves_for_a_newcomer(jobs: Jobs, rank: int) -> None:
 def test_the_third_of_three_is_killed_as_it_leaves_for_a_fourth(jobs: Jobs) -> None:
     with jobs.case("--workers", "4") as job:
         before = job.settle(4)
-        first, three = lose_last(job, before)
+        first, newcomer, three = lose_last(job, before)
         job.arming.arm("leave_generation:2=kill")
+        let_in(newcomer)
         victim = Victim.of(by_rank(three, 2))
         assert_fired(job, victim)
         recover(job, before, [first, victim])

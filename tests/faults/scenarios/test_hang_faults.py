@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.daemon.executors import proctable
 from tests.fakes.supervised import Status, trains
 from tests.fakes.tracing import ptrace_permitted
 from tests.faults.conftest import Jobs
-from tests.faults.injectors.cases import Victim, kill, recover
+from tests.faults.injectors.cases import Victim, kill, recover, stopped
 from tests.faults.injectors.job import WAIT_S, FaultJob, by_rank
 from tests.faults.model.lines import Life
 from tests.faults.validate.history import violations
@@ -58,7 +57,7 @@ def stop_inside(job: FaultJob, victim: Victim) -> bool:
     if not job.page(victim.life.slot).inside:
         return False
     os.kill(victim.pid, signal.SIGSTOP)
-    job.wait_until(lambda: _stopped(victim.pid), lambda: "the worker to stop")
+    job.wait_until(lambda: stopped(victim.pid), lambda: "the worker to stop")
     if job.page(victim.life.slot).inside:
         return True
     os.kill(victim.pid, signal.SIGCONT)
@@ -214,7 +213,7 @@ def test_rule_09_a_worker_that_goes_on_in_time_is_left_alone(jobs: Jobs) -> None
         victim = Victim.of(by_rank(before, 1))
         os.kill(victim.pid, signal.SIGSTOP)
         try:
-            job.wait_until(lambda: _stopped(victim.pid), lambda: "the worker to stop")
+            job.wait_until(lambda: stopped(victim.pid), lambda: "the worker to stop")
         finally:
             os.kill(victim.pid, signal.SIGCONT)
         after = job.settle()
@@ -290,8 +289,3 @@ def test_rule_08_a_program_error_of_all_ends_the_job_with_its_one_traceback(
 
 def _ratio(job: FaultJob) -> float:
     return job.metrics()["straggler_ratio"]
-
-
-def _stopped(pid: int) -> bool:
-    entry = proctable.read(pid)
-    return entry is not None and entry.state == "T"

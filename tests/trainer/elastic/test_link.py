@@ -10,7 +10,7 @@ from rallypoint.daemon.shared import messages, unixsocket
 from rallypoint.trainer.elastic.link import Link
 from tests.fakes.facts import A, committed
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Listener:

@@ -181,7 +181,7 @@ def begin(directory: Path, config: Config) -> tuple[ScriptedSupervisor, Scene]:
     directory.mkdir()
     arming = Arming(directory)
     supervisor = ScriptedSupervisor(
-        directory / "run", config, failpoints=arming.environment[VARIABLE], shared=True
+        directory / "run", config, failpoints=arming.environment[VARIABLE]
     )
     supervisor.failpoint_log = Path(arming.environment[LOG_VARIABLE])
     supervisor.__enter__()
@@ -253,7 +253,7 @@ def test_who_cannot_be_released_ends_its_process_and_restarts_cold(
     """The last resort: stuck in a call that neither the word nor a closed socket ends."""
     monkeypatch.setenv("STUCK_AT", "6")
     config = replace(CONFIG, membership=MembershipSection(detect_s=1.0))
-    with ScriptedSupervisor(tmp_path, config, worker=(str(STUCK_WORKER),)) as supervisor:
+    with ScriptedSupervisor(tmp_path, config, worker=str(STUCK_WORKER)) as supervisor:
         a, b = (supervisor.start(slot) for slot in range(2))
         supervisor.wait_ready(a, b)
         supervisor.publish([a, b], restore=True)

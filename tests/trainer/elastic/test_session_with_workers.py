@@ -111,7 +111,7 @@ def test_rank_0_holds_a_result_that_others_have_committed_so_the_source_is_not_r
 ) -> None:
     monkeypatch.setenv("BARRIER_FAILS_AT", "6")
     script = str(Path(__file__).parents[2] / "fakes" / "barrier_worker.py")
-    with ScriptedSupervisor(tmp_path, make_config(), worker=(script,)) as supervisor:
+    with ScriptedSupervisor(tmp_path, make_config(), worker=script) as supervisor:
         a, b, c = begin(supervisor, 3)
         supervisor.wait(lambda: bool(supervisor.of(messages.Broken, a)), what="the barrier to fail")
         supervisor.wait_committed(6, b, c)
@@ -208,7 +208,7 @@ def test_numeric_17_a_flipped_bit_is_found_and_the_iteration_redone(
 ) -> None:
     monkeypatch.setenv("CORRUPT_AT", "6")
     script = str(Path(__file__).parents[2] / "fakes" / "corrupting_worker.py")
-    with ScriptedSupervisor(tmp_path, make_config(), worker=(script,)) as supervisor:
+    with ScriptedSupervisor(tmp_path, make_config(), worker=script) as supervisor:
         keys = begin(supervisor, 3)
         supervisor.wait(lambda: bool(supervisor.of(messages.HashMismatch)), what="the mismatch")
         mismatch = supervisor.of(messages.HashMismatch)[0]
