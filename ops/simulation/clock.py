@@ -19,12 +19,11 @@ class Clock:
         self._order += 1
         heapq.heappush(self._queue, (self.now + delay_s, self._order, act))
 
-    def run_until(self, end_s: float, stop: Callable[[], bool] = lambda: False) -> None:
-        """Let everything happen that is due up to ``end_s``, or until ``stop`` holds."""
-        while self._queue and self._queue[0][0] <= end_s and not stop():
-            at_s, _, act = heapq.heappop(self._queue)
-            self.now = at_s
+    def run_until(self, end_s: float) -> None:
+        """Let everything happen that is due up to ``end_s``."""
+        queue = self._queue
+        while queue and queue[0][0] <= end_s:
+            self.now, _, act = heapq.heappop(queue)
             self.happened += 1
             act()
-        if not stop():
-            self.now = max(self.now, end_s)
+        self.now = max(self.now, end_s)

@@ -1,6 +1,8 @@
 """A model of etcd: the keyspace that the embedded store also keeps, behind links that lose and delay
 messages, and a cluster that may have no leader for a while."""
 
+from __future__ import annotations  # else those of inner functions are evaluated at each call
+
 import random
 from bisect import bisect_right
 from collections.abc import Callable

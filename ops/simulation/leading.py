@@ -1,5 +1,7 @@
 """What a supervisor of the simulation does as the leader, or to become it."""
 
+from __future__ import annotations  # else those of inner functions are evaluated at each call
+
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +32,7 @@ class Leading:
     Every write compares the leader key as this node made it, so that nothing of a deposed leader lands.
     """
 
-    def __init__(self, node: "Node") -> None:
+    def __init__(self, node: Node) -> None:
         self._node = node
         self.leads = False
         self._state = leader.initial(node.cluster.scenario.leader_policy())

@@ -5,6 +5,8 @@ may never come, the newest member record is written until it is there, and a nod
 goes on with what it knows.
 """
 
+from __future__ import annotations  # else those of inner functions are evaluated at each call
+
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -36,7 +38,7 @@ RETRY_S: Final = 0.4
 class Node:
     """One machine with one supervisor, which may be down. ``index`` counts from 0."""
 
-    def __init__(self, cluster: "Cluster", index: int) -> None:
+    def __init__(self, cluster: Cluster, index: int) -> None:
         self.cluster = cluster
         self.index = index
         self.name = f"n{index:04d}"
@@ -105,7 +107,7 @@ class Node:
 
         return guarded
 
-    def _take_over(self) -> "tuple[Worker, ...]":
+    def _take_over(self) -> tuple[Worker, ...]:
         plans, job, _ = self._saved
         formed = next((p for p in plans if job is not None and p.generation == job.formed), None)
         left = [w for w in self.cluster.workers_of(self) if not w.reaped]
@@ -118,7 +120,7 @@ class Node:
 
     # --- the store: joining, lease, record --------------------------------------------------------
 
-    def _join(self, adopted: "tuple[Worker, ...]") -> None:
+    def _join(self, adopted: tuple[Worker, ...]) -> None:
         sent_s = self.cluster.clock.now
 
         def ask(keyspace: Keyspace, now: float) -> tuple[Lease, Listing, bool]:
@@ -150,7 +152,7 @@ class Node:
         return bool(others)
 
     def _joined(
-        self, adopted: "tuple[Worker, ...]", lease: Lease, listing: Listing, sent_s: float
+        self, adopted: tuple[Worker, ...], lease: Lease, listing: Listing, sent_s: float
     ) -> None:
         self._hold(lease, sent_s)
         self.joined_s = self.cluster.clock.now
