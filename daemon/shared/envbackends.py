@@ -11,6 +11,7 @@ EMBEDDED: Final = "embedded"
 BACKENDS: Final = MappingProxyType(
     {
         EMBEDDED: "rallypoint.trainer.envs.factory:embedded",
+        "gymnasium": "rallypoint.trainer.envs.gymnasium:make",
     }
 )
 """Backends of this project, as ``module:factory``; a module is imported when it is asked for."""

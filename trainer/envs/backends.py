@@ -1,6 +1,8 @@
 """Loads what ``env.backend`` names."""
 
 import importlib
+import os
+import sys
 import tomllib
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +16,8 @@ def find_backend(name: str) -> Backend:
     """The factory that ``name`` stands for. Raises `ConfigError` when it names nothing, `EnvError` when
     that cannot be imported."""
     module, attribute = place_of(name)
+    if ":" in name and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # where a module of the user's own lies, as with python -m
     try:
         factory: Any = importlib.import_module(module)
         for part in attribute.split("."):
