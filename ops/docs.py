@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Final
 
-from rallypoint.daemon.executors import metrics
+from rallypoint.daemon.executors import metrics, metrictable
 from rallypoint.daemon.shared import configload, timeouts
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.figures import FIGURES
@@ -44,25 +44,62 @@ def metrics_page() -> str:
         (
             f"`rallypoint_{spec.name}`",
             spec.kind,
-            "<br>".join(f"{name}: {', '.join(values)}" for name, values in spec.labels.items()),
+            "<br>".join(
+                f"{name}: {', '.join(values)}" if values else name
+                for name, values in spec.labels.items()
+            ),
+            spec.scope,
             spec.help,
         )
-        for spec in metrics.TABLE
+        for spec in metrictable.TABLE
     ]
+    figures = [(f"`{metrics.train_name(f.name)}`", f.scope, f.meaning) for f in FIGURES]
     return _page(
         "Metrics",
         """
         The supervisor serves Prometheus text at `/metrics` (`rallypoint status` shows the address), `/healthz`
         (200 while it lives) and `/readyz` (200 while the job runs, else 503 with the reason). Workers report to
         the supervisor, so a dead worker leaves no series behind; counters add up over all lives of workers.
-        Every label value exists from the start.
+        Every label value exists from the start, but for those that are named here without values. Units
+        are in the names.
+
+        *Scope* says what a value speaks of. `agreed`, `global sum` and `global mean` (weighted by count) are
+        of the whole job, of all ranks, and the same whichever node is asked: take their maximum over nodes,
+        not their sum. `worker`: one worker of this node. `supervisor`: this node, to be added up over nodes.
         """,
-        _table(("metric", "kind", "labels", "meaning"), rows),
+        _table(("metric", "kind", "labels", "scope", "meaning"), rows),
         """
-        Figures of the newest committed iteration come as gauges `rallypoint_train_<tag>`, whatever the task
-        and the algorithm report, with every other character as `_` (`rallypoint_train_objective_rewards`,
-        `rallypoint_train_loss_policy_avg`, `rallypoint_train_lr`, …): the tags are those of
-        [the curves](curves.md), global sums or means over all ranks, never one rank's view.
+        The client library's `process_…` metrics are about the supervisor's own process.
+
+        ## Figures of the trainer
+
+        Gauges of the newest committed iteration, under the tags of [the curves](curves.md) with every other
+        character as `_`: global sums or means over all ranks, never one rank's view. One that nothing was
+        counted for (no episode ended) has no series then. A task adds `rallypoint_train_env_<figure>` and
+        `rallypoint_train_episode_rew_<term>`.
+        """,
+        _table(("metric", "scope", "meaning"), figures),
+        """
+        ## Who may read them
+
+        `metrics.bind` is this machine alone. To let Prometheus in from elsewhere, set it, and protect it:
+
+        ```toml
+        [metrics]
+        bind = "10.0.0.7"
+        cert_file = "/etc/rallypoint/metrics.pem"
+        key_file = "/run/credentials/rallypoint@JOB.service/rallypoint_metrics-key.pem"
+        users_file = "/etc/rallypoint/metrics.users" # htpasswd -nBC 10 prometheus
+        # client_ca_file = "/etc/rallypoint/prometheus-ca.pem" # and a client certificate, for every path
+        ```
+
+        `users_file` has a line `NAME:HASH` for each user, with a bcrypt hash of cost 4 to 14. Only /metrics asks for
+        a user; /readyz tells its reason to users alone. All files are read again when they change; one that
+        cannot be used is refused at the start (exit code 2), and later leaves in force what was read before (log
+        event `metrics_files_not_reloaded`). A client has 10 s for its request and its answer, at most 8 KiB
+        to ask, and there are 64 places: the oldest client goes, so idle and slow ones block nobody.
+
+        ## Env steps and seconds
 
         Env steps are accounted for once: `rallypoint_env_steps_total` counts what entered a committed
         iteration, `rallypoint_env_steps_lost_total` what was collected and did not (`died`: with its process;

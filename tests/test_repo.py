@@ -46,7 +46,7 @@ OPTIONS = {
     "checkpoint": "url credentials_file every_iterations every_s keep_last keep_every"
     " keep_best keep_best_metric keep_best_order local_every_iterations"
     " local_keep_last env_rows",
-    "metrics": "bind port",
+    "metrics": "bind port cert_file key_file client_ca_file users_file",
     "preemption": "sources aws_url gcp_url azure_url",
     "curves": "tensorboard directory wandb wandb_project wandb_mode",
     "log": "level format worker_file_bytes",

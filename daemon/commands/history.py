@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from rallypoint.daemon.commands.client import add_dir
-from rallypoint.daemon.executors.metrics import PHASES
+from rallypoint.daemon.executors.labels import PHASES
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.plan import ChangeCause, ChangeKind
 from rallypoint.daemon.shared.rundir import RunDir

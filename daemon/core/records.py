@@ -33,6 +33,16 @@ WORKER_STATES: tuple[WorkerState, ...] = (
     "quarantined",
 )
 JobState = Literal["running", "paused", "finished", "failed"]
+ShownJobState = Literal["starting", "running", "holding", "paused", "finished", "failed"]
+SHOWN_JOB_STATES: tuple[ShownJobState, ...] = (
+    "starting",
+    "running",
+    "holding",
+    "paused",
+    "finished",
+    "failed",
+)
+"""What operators see: the stored ones, and what follows from the members."""
 
 
 class FaultRecord(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ import grpc
 import structlog
 from google.protobuf.message import Message
 
-from rallypoint.daemon.errors import StoreUnavailableError
+from rallypoint.daemon.errors import StoreError, StoreUnavailableError
 from rallypoint.daemon.etcd import meaning, rpc_pb2
 from rallypoint.daemon.shared.errors import ConfigError
 
@@ -129,8 +129,8 @@ class Stream(Generic[Request, Response]):
             task.cancel()
 
 
-Observe = Callable[[str, float], None]
-"""Takes the label of a method and how long a call of it took, seconds, all tries included."""
+Observe = Callable[[str, float, StoreError | None], None]
+"""Takes the label of a method, how long a call of it took, seconds, all tries included, and why it failed."""
 
 
 class Connection:
@@ -146,7 +146,7 @@ class Connection:
         *,
         try_s: float,
         total_s: float,
-        observe: Observe = lambda label, seconds: None,
+        observe: Observe = lambda label, seconds, error: None,
     ) -> None:
         self._access = access
         self._observe = observe
@@ -220,11 +220,14 @@ class Connection:
     @contextmanager
     def timed(self, method: Method[Any, Any]) -> Iterator[None]:
         """Measure what is done inside as one call."""
-        began_s = time.monotonic()
+        began_s, failed = time.monotonic(), None
         try:
             yield
+        except StoreError as error:
+            failed = error
+            raise
         finally:
-            self._observe(method.label, time.monotonic() - began_s)
+            self._observe(method.label, time.monotonic() - began_s, failed)
 
     async def _failover(self, method: Method[Any, Response], once: Any) -> tuple[Response, bool]:
         with self.timed(method):

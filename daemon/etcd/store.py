@@ -68,7 +68,7 @@ class EtcdStore:
         *,
         detect_s: float,
         total_s: float | None = None,
-        observe: Observe = lambda label, seconds: None,
+        observe: Observe = lambda label, seconds, error: None,
     ) -> None:
         self._connection = Connection(
             access, try_s=detect_s / 3, total_s=total_s or detect_s, observe=observe

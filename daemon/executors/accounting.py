@@ -1,14 +1,14 @@
-"""Ledgers: env steps that were used or lost, where the time of a membership change went, stragglers.
+"""Ledgers: env steps that were used or lost, where the time of a membership change went.
 
 All are plain bookkeeping over past facts; times are monotonic seconds and passed in.
 """
 
-import statistics
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from rallypoint.daemon.executors.metrics import PHASES
+from rallypoint.daemon.executors.labels import PHASES
 from rallypoint.daemon.shared.messages import Committed, Formed, RankRecord, Stepped
 from rallypoint.daemon.shared.plan import ChangeCause, Plan, WorkerKey
 
@@ -171,6 +171,16 @@ class RecoveryClock:
             noticed_s, decided_s = earlier.noticed_s, earlier.decided_s
         self._open = Change(plan, self._node, noticed_s, decided_s, now)
 
+    def open_for_s(self, now: float) -> float:
+        """How long a loss has been known that this node has not recovered from; 0 while there is none."""
+        change = self._open
+        if self._noticed_s is not None:
+            return now - self._noticed_s
+        if change is None or change.plan.kind != "forced" or change.complete:
+            return 0.0
+        trains = change.plan.lists(self._node) and not change.plan.hold
+        return now - change.noticed_s if trains or not change.marked else 0.0
+
     def formed(self, message: Formed) -> None:
         """A member reports a generation formed."""
         for change in (self._open, self.last):
@@ -247,27 +257,22 @@ class Stalls:
         return Stall(plan.cause, message.activity.get("recovery", 0.0))
 
 
-class Stragglers:
-    """How much longer the slowest rollout of an iteration took than the median one, of this node's.
-
-    Every rank waits for the slowest in the first collective after its rollout, so this is what the
-    others lose. Of two ranks the quicker one is the median.
-    """
+class NewestChanges:
+    """What the newest completed change of each kind took."""
 
     def __init__(self) -> None:
-        self._iteration = (0, 0)
-        self._seconds: dict[WorkerKey, float] = {}
+        self._changes: dict[str, tuple[float, float]] = {}
 
-    def take(self, message: Committed) -> float | None:
-        """The ratio, once all ranks of this node have reported it; None before, and when a rank
-        reports an iteration without its seconds."""
-        iteration = (message.generation, message.iteration)
-        if iteration < self._iteration:
-            return None
-        if iteration > self._iteration:
-            self._iteration, self._seconds = iteration, {}
-        self._seconds[message.key] = message.activity.get("rollout", 0.0)
-        if len(self._seconds) < sum(r.key.node == message.key.node for r in message.ranks):
-            return None
-        median_s = statistics.median_low(self._seconds.values())
-        return max(self._seconds.values()) / median_s if median_s > 0 else None
+    def take(self, change: Change) -> None:
+        """A change is completed."""
+        total_s = change.seconds()["total"]
+        if total_s is not None:
+            self._changes[change.plan.kind] = total_s, change.noticed_s
+
+    def total_s(self, kind: str) -> float:
+        """From notice to the first optimiser step; NaN while there was none of this kind."""
+        return self._changes.get(kind, (math.nan, 0.0))[0]
+
+    def age_s(self, kind: str, now: float) -> float:
+        """Since it was noticed; NaN likewise."""
+        return now - self._changes.get(kind, (0.0, math.nan))[1]

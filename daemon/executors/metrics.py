@@ -1,167 +1,39 @@
-"""The metrics that the supervisor exposes, in one table.
+"""The registry of the metrics that the supervisor exposes, made from `metrictable.TABLE`.
 
 Every label value is created beforehand, so that a rate over a rare event starts from zero. Counters
-add up over all lives of workers; a dead worker leaves no series behind, because none is per worker.
+add up over all lives of workers; a dead worker leaves no series behind. Used from the event loop alone.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import product
-from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from rallypoint.daemon.core.records import WORKER_STATES
+from rallypoint.daemon.errors import (
+    LeaseExpiredError,
+    StoreError,
+    StorePermissionError,
+    StoreQuotaError,
+    StoreUnavailableError,
+)
 from rallypoint.daemon.executors.books import Total
-from rallypoint.daemon.shared import collectives, messages
+from rallypoint.daemon.executors.metrictable import TABLE, Spec
+from rallypoint.daemon.shared import collectives
 from rallypoint.daemon.shared.figures import tag
-from rallypoint.daemon.shared.plan import CHANGE_CAUSES, CHANGE_KINDS
 
-PHASES: Final = ("detect", "release", "plan", "group", "sync", "envs", "first_step", "total")
-ACTIVITIES: Final = (
-    "rollout",
-    "update",
-    "statistics",
-    "recovery",
-    "checkpoint",
-    "warm_up",
-    "hold",
-    "drain",
-    "idle",
-)
-LOST_REASONS: Final = ("died", "dropped", "cut")
-RESTART_REASONS: Final = (
-    "signal",
-    "error",
-    "fault",
-    "hang",
-    "cold",
-    "protocol",
-    "killed",
-    "spawn_failed",
-    "unknown",
-)
-ENV_SCOPES: Final = ("worker", "global", "deficit")
-ETCD_CALLS: Final = (
-    "range",
-    "put",
-    "delete_range",
-    "txn",
-    "lease_grant",
-    "lease_keep_alive",
-    "lease_revoke",
-    "watch",
-    "authenticate",
-)
-_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 300)
 _MAX_TRAIN_FIGURES: Final = 128
-
-
-@dataclass(frozen=True)
-class Spec:
-    """One metric: its name without the prefix ``rallypoint_``, and all its label values."""
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram", "summary"]
-    help: str
-    labels: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-
-
-TABLE: Final = (
-    Spec("generation", "gauge", "Newest generation that formed."),
-    Spec("world_size", "gauge", "Members of the newest formed generation; 0 before the first."),
-    Spec("iteration", "gauge", "Newest committed iteration."),
-    Spec("members", "gauge", "Slots of this node by worker state.", {"state": WORKER_STATES}),
-    Spec(
-        "membership_changes_total",
-        "counter",
-        "Generations that formed, by what caused them.",
-        {"cause": CHANGE_CAUSES},
-    ),
-    Spec(
-        "recovery_seconds",
-        "histogram",
-        "Time of each phase of a membership change; total is from notice to the first optimiser "
-        "step of its last member.",
-        {"kind": CHANGE_KINDS, "phase": PHASES},
-    ),
-    Spec(
-        "change_stall_seconds",
-        "histogram",
-        "Time that each survivor of this node lost to a change of membership: from the safe point (or the "
-        "loss) until it collects or updates again, however long ago the change was announced.",
-        {"cause": CHANGE_CAUSES},
-    ),
-    Spec(
-        "wall_seconds_total",
-        "counter",
-        "Seconds of workers by activity: over all of them they add up to their wall time.",
-        {"activity": ACTIVITIES},
-    ),
-    Spec("env_steps_total", "counter", "Env steps that entered a committed iteration."),
-    Spec(
-        "env_steps_lost_total",
-        "counter",
-        "Env steps that were collected and never used.",
-        {"reason": LOST_REASONS},
-    ),
-    Spec(
-        "env_steps_per_second",
-        "gauge",
-        "Env steps that entered committed iterations of the newest generation, of all ranks, over its "
-        "wall time; the time of recoveries is in recovery_seconds.",
-    ),
-    Spec("iterations_total", "counter", "Iterations committed, as seen by this supervisor."),
-    Spec("envs", "gauge", "Envs of a worker (greatest), of all, and missing to the budget.",
-         {"scope": ENV_SCOPES}),
-    Spec("checkpoint_age_seconds", "gauge", "Since the newest checkpoint; NaN while there is none."),
-    Spec("checkpoint_tier_age_seconds", "gauge",
-         "Since the newest checkpoint that this tier took; NaN while there is none.",
-         {"tier": messages.TIERS}),
-    Spec("checkpoint_stall_seconds", "histogram", "Training time that a checkpoint took."),
-    Spec("checkpoint_persist_seconds", "histogram", "From snapshot to committed manifest."),
-    Spec("checkpoint_failures_total", "counter", "Checkpoints that could not be committed."),
-    Spec("checkpoint_tier_failures_total", "counter", "Those of them that were for this tier.",
-         {"tier": messages.TIERS}),
-    Spec("state_hash_mismatches_total", "counter", "State hashes that differed between ranks."),
-    Spec(
-        "worker_restarts_total",
-        "counter",
-        "Workers started again, by how the life before ended.",
-        {"reason": RESTART_REASONS},
-    ),
-    Spec("slot_quarantined", "gauge", "Slots of this node in quarantine."),
-    Spec(
-        "straggler_ratio",
-        "gauge",
-        "Seconds of the slowest rollout over those of the median one, in the newest iteration that "
-        "all have reported.",
-    ),
-    Spec(
-        "etcd_request_seconds",
-        "histogram",
-        "Time of each call to etcd, all tries and endpoints included, also of one that fails; watch: "
-        "until it is set up. Empty with embedded membership.",
-        {"call": ETCD_CALLS},
-    ),
-    Spec(
-        "collective_seconds",
-        "summary",
-        "Time in each collective, the wait for slower ranks included, over all workers of this node.",
-        {"name": collectives.NAMES},
-    ),
-    Spec(
-        "collective_bytes_total",
-        "counter",
-        "Bytes that the workers of this node put into each collective.",
-        {"name": collectives.NAMES},
-    ),
-)  # fmt: skip
+_ERROR_KINDS: Final = {
+    StoreUnavailableError: "unavailable",
+    StoreQuotaError: "quota",
+    StorePermissionError: "permission",
+    LeaseExpiredError: "lease_expired",
+}
 
 
 class Metrics:
@@ -179,6 +51,7 @@ class Metrics:
             self._create(spec)
         self._figures = _TrainFigures()
         self.registry.register(self._figures)
+        ProcessCollector(registry=self.registry)  # CPU, memory, files and start of this process
 
     def add(self, name: str, amount: float = 1, /, **labels: str) -> None:
         """Raise a counter. ``amount`` must not be negative."""
@@ -214,9 +87,16 @@ class Metrics:
         histogram = self._histograms[name]
         (histogram.labels(**labels) if labels else histogram).observe(seconds)
 
-    def etcd_request(self, call: str, seconds: float) -> None:
-        """One call to etcd took this long."""
+    def forget(self, name: str, *values: str) -> None:
+        """Drop the series of a gauge with these label values, if there is one."""
+        with contextlib.suppress(KeyError):
+            self._gauges[name].remove(*values)
+
+    def etcd_request(self, call: str, seconds: float, error: StoreError | None) -> None:
+        """One call to etcd took this long, and failed with this, if it did."""
         self.observe("etcd_request_seconds", seconds, call=call)
+        if error is not None:
+            self.add("etcd_errors_total", kind=_ERROR_KINDS.get(type(error), "other"))
 
     def count_collectives(self, uses: Mapping[str, collectives.Use]) -> None:
         """What a worker reports of its collectives, by name; one that is not known here is of an
@@ -251,7 +131,7 @@ class Metrics:
                 self._gauges[spec.name] = metric
             case "histogram":
                 metric = Histogram(
-                    name, spec.help, labels, registry=self.registry, buckets=_SECONDS
+                    name, spec.help, labels, registry=self.registry, buckets=spec.buckets
                 )
                 self._histograms[spec.name] = metric
         if labels:
@@ -289,6 +169,10 @@ class _TrainFigures(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         for key, value in self.figures.items():
-            shown = tag(key)
-            name = f"rallypoint_train_{re.sub(r'[^a-zA-Z0-9_]', '_', shown).lower()}"
-            yield GaugeMetricFamily(name, f"{shown} of the newest iteration.", value=value)
+            text = f"{tag(key)} of the newest iteration."
+            yield GaugeMetricFamily(train_name(key), text, value=value)
+
+
+def train_name(figure: str) -> str:
+    """The metric that shows a figure of the trainer."""
+    return f"rallypoint_train_{re.sub(r'[^a-zA-Z0-9_]', '_', tag(figure)).lower()}"

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from rallypoint.daemon.core.events import LeaderEvent, NodeEvent
+from rallypoint.daemon.errors import StoreError
 from rallypoint.daemon.executors import persist
 from rallypoint.daemon.executors.embedded import EmbeddedStore
 from rallypoint.daemon.executors.membership import Membership
@@ -14,18 +15,20 @@ from rallypoint.daemon.executors.store import MembershipStore
 from rallypoint.daemon.shared import timeouts
 from rallypoint.daemon.shared.config import Config, MembershipSection
 
+Observe = Callable[[str, float, StoreError | None], None]
+
 
 def open_membership(
     config: Config,
     state: persist.PersistedState,
     versions: dict[str, str],
     emit: Callable[[NodeEvent | LeaderEvent], None],
-    observe: Callable[[str, float], None],
+    observe: Observe,
     *,
     fresh: bool,
 ) -> Membership:
-    """This node in the store; it has not joined yet. ``observe`` takes each call to a server and its
-    seconds. Raises `ConfigError` like `open_store`."""
+    """This node in the store; it has not joined yet. ``observe`` takes each call to a server, its
+    seconds, and why it failed. Raises `ConfigError` like `open_store`."""
     return Membership(
         open_store(config.membership, observe),
         config.job.name,
@@ -42,9 +45,7 @@ def open_membership(
     )
 
 
-def open_store(
-    section: MembershipSection, observe: Callable[[str, float], None]
-) -> MembershipStore:
+def open_store(section: MembershipSection, observe: Observe) -> MembershipStore:
     """Nothing is asked of a server yet. Raises `ConfigError` when a file cannot be read."""
     if section.backend == "embedded":
         return EmbeddedStore()

@@ -4,6 +4,7 @@ Nothing here decides anything. It takes the messages of workers and a few facts 
 in the order in which they happened.
 """
 
+import time
 from collections import Counter
 
 import structlog
@@ -12,11 +13,11 @@ from rallypoint.daemon.core.records import JobRecord
 from rallypoint.daemon.executors import shown
 from rallypoint.daemon.executors.accounting import (
     Change,
+    NewestChanges,
     Rate,
     RecoveryClock,
     Stalls,
     StepLedger,
-    Stragglers,
     rounded,
 )
 from rallypoint.daemon.executors.books import Books, BooksFile
@@ -53,9 +54,11 @@ class Recorder:
         self._books = books
         self._heard: Counter[WorkerKey] = Counter()
         self._steps = StepLedger()
-        self._stragglers = Stragglers()
         self._stalls = Stalls()
         self._rate = Rate()
+        self._changes = NewestChanges()
+        self._progress_s = time.monotonic()
+        shown.ages(metrics, self.recovery, self._changes, lambda: self._progress_s)
 
     # --- from one supervisor to the next --------------------------------------------------------
 
@@ -200,9 +203,7 @@ class Recorder:
         )
 
     def _committed(self, message: messages.Committed) -> None:
-        ratio = self._stragglers.take(message)
-        if ratio is not None:
-            self._metrics.set("straggler_ratio", ratio)
+        shown.worker(self._metrics, message)
         stall = self._stalls.take(message, self.formed_plan)
         if stall is not None:
             self._metrics.observe("change_stall_seconds", stall.seconds, cause=stall.cause)
@@ -229,11 +230,11 @@ class Recorder:
         self.iteration = message.iteration
         self.env_steps = message.env_steps_total
         self.figures = message.metrics
+        self._progress_s = time.monotonic()
         self._metrics.add("iterations_total")
         self._metrics.add("env_steps_total", self._steps.used(message.ranks))
-        self._metrics.set("iteration", message.iteration)
-        self._metrics.set_train_figures(message.metrics)
         self._metrics.set("env_steps_per_second", self._rate.take(message))
+        shown.iteration(self._metrics, message)
         if self._config.env.backup == "node" and (cut := self._journal.cut(message)):
             _log.warning("env_rows_lost", iteration=message.iteration, blocks=cut)
 
@@ -258,6 +259,7 @@ class Recorder:
         """A worker's process is gone; ``collected`` env steps were counted on its slot's page."""
         self.faults.pop(key, None)
         self._heard.pop(key, None)
+        shown.worker_gone(self._metrics, key)
         self._steps.died(key, collected, by_agreement=by_agreement)
         self._save()
 
@@ -281,6 +283,11 @@ class Recorder:
             num_envs=envs,
             env_steps_per_iteration=envs * self._config.ppo.rollout_steps,
         )
+
+    def job_seen(self, job: JobRecord) -> None:
+        """The job's record as the store has it now."""
+        self.checkpoints.heard(job.checkpoint)
+        self.marked(job.formed)
 
     def marked(self, generation: int) -> None:
         """``job.formed`` has reached this generation."""
@@ -341,6 +348,7 @@ class Recorder:
                 return  # an earlier supervisor has written all of this
         except OSError as error:
             _log.error("journal_write_failed", path=str(self._journal.path), error=str(error))
+        self._changes.take(change)
         self._observe(change, {phase: seconds[phase] for phase in _LATE_PHASES})
         _log.info(
             "generation_trains",

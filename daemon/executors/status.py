@@ -1,17 +1,15 @@
 """The status document: the schema that ``rallypoint status --json`` promises, built from facts."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from rallypoint.daemon.core import holding
 from rallypoint.daemon.core.nodestate import NodeState
-from rallypoint.daemon.core.records import JobRecord, MemberRecord
-from rallypoint.daemon.executors.metrics import PHASES
+from rallypoint.daemon.core.records import JobRecord, MemberRecord, ShownJobState
+from rallypoint.daemon.executors.labels import PHASES
 from rallypoint.daemon.executors.recorder import Recorder
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
-
-ShownJobState = Literal["starting", "running", "holding", "paused", "finished", "failed"]
 
 
 def _job_state(

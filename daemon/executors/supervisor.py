@@ -20,6 +20,7 @@ from rallypoint.daemon.core.events import (
     CollectivesEnded,
     JobSeen,
     LeaderEvent,
+    LeaseKept,
     NodeEvent,
     NodeStarted,
     PlanSeen,
@@ -37,9 +38,8 @@ from rallypoint.daemon.executors.checkpointplace import log_survey, require_chec
 from rallypoint.daemon.executors.drawing import Drawing
 from rallypoint.daemon.executors.files import write_atomically
 from rallypoint.daemon.executors.hangwatch import HangWatch
-from rallypoint.daemon.executors.httpd import MonitoringServer
 from rallypoint.daemon.executors.journal import Journal
-from rallypoint.daemon.executors.metrics import Metrics
+from rallypoint.daemon.executors.monitoring import Facts, Monitoring
 from rallypoint.daemon.executors.openstore import open_membership
 from rallypoint.daemon.executors.perform import Machine, Performer
 from rallypoint.daemon.executors.recorder import Recorder
@@ -97,13 +97,10 @@ class Supervisor:
         self._place = require_checkpoint_place(rundir, config)
         self._drawing = Drawing(config, rundir)
         self._state = persist.open_state(rundir, config, versions, self._place, fresh=fresh)
-        self._metrics = Metrics()
-        self._http = MonitoringServer(
-            *(config.metrics.bind, config.metrics.port, self._metrics.registry),
-            lambda: status.why_not_ready(self.status()),
-        )
+        self._monitoring = Monitoring(config, self._facts)
+        metrics = self._monitoring.metrics
         journal = Journal(rundir.journal, self._drawing.follow)
-        self.recorder = Recorder(journal, self._metrics, config, BooksFile(rundir.books))
+        self.recorder = Recorder(journal, metrics, config, BooksFile(rundir.books))
         self._queue: asyncio.Queue[tuple[Machine, NodeEvent | LeaderEvent]] = asyncio.Queue()
         self._tasks = Tasks(self._fail)
         self.spawn = self._tasks.spawn
@@ -113,7 +110,7 @@ class Supervisor:
         self._leader = leader.initial(policies.leader_policy(config))
         self._values = common(config)
         self._membership = open_membership(
-            config, self._state.state, versions, self._emit, self._metrics.etcd_request, fresh=fresh
+            config, self._state.state, versions, self._emit, metrics.etcd_request, fresh=fresh
         )
         self._workers = Workers(
             rundir,
@@ -172,7 +169,7 @@ class Supervisor:
             _log.warning("earlier_worker_ended", worker=str(process.key), pid=process.pid)
         write_atomically(self.rundir.config, configload.to_json(self.config))
         self._drawing.start(self._job.uid)
-        self._http.start()
+        self._monitoring.start()
         if self._forks:
             self._workers.processes.use_fork_server()
         await self._admin.start()
@@ -239,7 +236,7 @@ class Supervisor:
             pid=os.getpid(),
             dir=str(self.rundir.path),
             incarnation=self._state.state.supervisor_incarnation,
-            metrics_url=self._http.url,
+            metrics_url=self._monitoring.url,
         )
 
     async def _close(self, outcome: Outcome) -> None:
@@ -263,7 +260,7 @@ class Supervisor:
         if outcome.code == EXIT_NOTICE:
             await self._notices.left()
         await self._admin.close(outcome.code, outcome.reason)
-        self._http.close()
+        self._monitoring.close()
         _log.info("supervisor_ended", code=outcome.code, reason=outcome.reason)
 
     # --- decisions ------------------------------------------------------------------------------
@@ -288,9 +285,11 @@ class Supervisor:
             self.recorder.plan_seen(event.plan, now)
         elif isinstance(event, JobSeen):
             self._job = event.job
-            self.recorder.marked(event.job.formed)
+            self.recorder.job_seen(event.job)
             self._remember(job=event.job)  # before any worker knows the mark
             self._lead_by(event.job)
+        elif isinstance(event, LeaseKept):
+            self._monitoring.lease_renewed(self._node, now)
         elif isinstance(event, WorkerBroke):
             self.spawn(self._membership.doubt_leader(), "leader probe")
         elif isinstance(event, WorkerCommitted):
@@ -334,9 +333,13 @@ class Supervisor:
             recorder=self.recorder,
             others=self._membership.neighbours.records(),
             trouble=self._membership.patience.trouble or lease,
-            metrics_url=self._http.url,
+            metrics_url=self._monitoring.url,
             now_unix_s=time.time(),
         )
+
+    def _facts(self) -> Facts:
+        leads, trouble = self._leader.job is not None, self._membership.patience.trouble
+        return Facts(self.status(), self._node, leads, trouble)
 
     def _welcome(self, key: WorkerKey) -> messages.Welcome:
         formed, plan = permission.welcome(self._node, key, time.monotonic())

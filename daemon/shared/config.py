@@ -310,6 +310,17 @@ class MetricsSection:
     """Address of /metrics, /healthz and /readyz."""
     port: int = 9105
     """Port of /metrics; 0 picks a free one."""
+    cert_file: str | None = None
+    """PEM file of the server's certificate (and the chain above it). None: no TLS. Files are read again
+    when they change."""
+    key_file: str | None = None
+    """PEM file of its private key, not encrypted."""
+    client_ca_file: str | None = None
+    """PEM file of the authority that clients need a certificate of, for whatever they ask. None: they need
+    none."""
+    users_file: str | None = None
+    """Who may read /metrics: a line ``NAME:HASH`` each, with a bcrypt hash, as ``htpasswd -B`` writes them;
+    ``#`` begins a comment. None: everybody."""
 
 
 @dataclass(frozen=True, kw_only=True)

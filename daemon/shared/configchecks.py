@@ -1,5 +1,6 @@
 """Keys of the configuration that must go together; each message says which, and a remedy."""
 
+import ipaddress
 from urllib.parse import urlsplit
 
 from rallypoint.daemon.shared import envbackends
@@ -17,6 +18,7 @@ def check(config: Config) -> None:
     _check_auxiliary(config)
     _check_distillation(config)
     _check_preemption(config)
+    _check_metrics(config)
 
 
 def _check_devices(config: Config) -> None:
@@ -143,3 +145,35 @@ def _check_preemption(config: Config) -> None:
             raise ConfigError(
                 f"preemption.{key} = {url!r} must be http://HOST or http://HOST:PORT, without a path"
             )
+
+
+def _check_metrics(config: Config) -> None:
+    section = config.metrics
+    if (section.cert_file is None) != (section.key_file is None):
+        raise ConfigError(
+            f"metrics.cert_file = {section.cert_file!r} and metrics.key_file = {section.key_file!r} go "
+            "together: set both, or neither"
+        )
+    if section.client_ca_file is not None and section.cert_file is None:
+        raise ConfigError(
+            f"metrics.client_ca_file = {section.client_ca_file!r} needs TLS: set metrics.cert_file and "
+            "metrics.key_file"
+        )
+    if (
+        section.users_file is not None
+        and section.cert_file is None
+        and not is_loopback(section.bind)
+    ):
+        raise ConfigError(
+            f"metrics.users_file = {section.users_file!r} without TLS would send passwords in clear to "
+            f"metrics.bind = {section.bind!r}; set metrics.cert_file and metrics.key_file, or bind to "
+            "127.0.0.1"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

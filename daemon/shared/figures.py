@@ -5,7 +5,12 @@ sum over all ranks, or a mean weighted by count; one that has nothing to say is 
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
+
+Scope = Literal["agreed", "global sum", "global mean", "worker", "supervisor"]
+"""What a figure or metric speaks of: ``agreed``, the same fact on every node; ``global sum`` and ``global
+mean`` (weighted by count), of all ranks, whichever node is asked; ``worker``, one worker of this node;
+``supervisor``, this node alone."""
 
 
 @dataclass(frozen=True)
@@ -15,6 +20,7 @@ class Figure:
     name: str
     tag: str
     meaning: str
+    scope: Scope = "global mean"
 
 
 FIGURES: Final = (
@@ -49,13 +55,19 @@ FIGURES: Final = (
     Figure("aux_latent", "loss/aux_latent_avg", "distance of the latents, over the same samples"),
     Figure("aux_total", "loss/total_aux_loss_avg", "all auxiliary terms, weighted and scaled"),
     Figure("aux_total_unscaled", "loss/total_aux_loss_unscaled_avg", "the same without the scale"),
-    Figure("aux_loss_scale", "aux_loss_scale", "`aux.scale`"),
+    Figure("aux_loss_scale", "aux_loss_scale", "`aux.scale`", "agreed"),
     Figure("gradient_norm", "gradient_norm", "before clipping, mean over optimiser steps"),
     Figure("skipped_steps", "skipped_steps", "mini-batches that were not finite, per rank"),
     Figure("rollout_s", "collection_time", "seconds of the rollout, mean over ranks"),
+    Figure(
+        "straggler_ratio",
+        "straggler_ratio",
+        "seconds of the slowest rollout over those of the median one, of all ranks",
+        "global sum",
+    ),
     Figure("update_s", "learn_time", "seconds of the update, mean over ranks"),
-    Figure("learning_rate", "lr", "after the last optimiser step"),
-    Figure("noise_std", "Policy/mean_noise_std", "mean over action dimensions"),
+    Figure("learning_rate", "lr", "after the last optimiser step", "agreed"),
+    Figure("noise_std", "Policy/mean_noise_std", "mean over action dimensions", "agreed"),
 )
 """Figures of every job; what a task adds comes under `FOLDERS`."""
 FOLDERS: Final = {"figure/": "Env/", "episode/": "Episode/"}

@@ -56,7 +56,7 @@ class LightNode:
         self._port: socket.socket | None = None
         self._world_sizes: dict[int, int] = {}
         self._membership = open_membership(
-            self.config, state, self.versions, self._emit, lambda call, seconds: None, fresh=False
+            self.config, state, self.versions, self._emit, lambda *call: None, fresh=False
         )
         job = persist.first_job(state, self.config, self.versions)
         await self._membership.join(job)

@@ -61,7 +61,7 @@ def _endpoint(section: MembershipSection) -> Finding:
 
 
 async def _read(section: MembershipSection) -> list[float]:
-    store = open_store(section, lambda call, seconds: None)
+    store = open_store(section, lambda *call: None)
     try:
         seconds = []
         for _ in range(_READS):
@@ -75,7 +75,7 @@ async def _read(section: MembershipSection) -> list[float]:
 
 async def _write(section: MembershipSection, key: str) -> Finding:
     """A key under a lease, as a node's own record is, and gone again."""
-    store = open_store(section, lambda call, seconds: None)
+    store = open_store(section, lambda *call: None)
     try:
         lease = await store.grant(section.detect_s)
         await store.put(key, _PAYLOAD, lease)

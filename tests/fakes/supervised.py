@@ -15,6 +15,7 @@ from rallypoint.daemon.commands.client import AdminClient, NoSupervisorError
 from rallypoint.daemon.executors import proctable
 from rallypoint.daemon.executors.processes import WorkerProcess, read_earlier
 from rallypoint.daemon.shared.rundir import RunDir
+from tests.fakes.scrape import scrape
 
 SCRIPT = Path(__file__).with_name("supervise_fakes.py")
 WAIT_S = 60.0
@@ -78,6 +79,9 @@ class Supervised:
         *whole, _ = self.log_path.read_text().split("\n")
         lines = map(json.loads, whole)
         return [line for line in lines if line["event"] == event]
+
+    def metrics(self) -> dict[str, float]:
+        return scrape(self.status()["metrics_url"])
 
     def journal(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.rundir.journal.read_text().splitlines()]

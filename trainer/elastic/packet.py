@@ -104,10 +104,14 @@ def unpack(rows: Sequence[Tensor], words: int) -> tuple[list[Packet], list[Tenso
     return packets, bodies
 
 
-def mean_seconds(packets: Sequence[Packet]) -> dict[str, float]:
-    """Figures of where the time of an iteration went: means over ranks."""
+def of_time(packets: Sequence[Packet]) -> dict[str, float]:
+    """Figures of where the time of an iteration went: means over ranks, and the slowest rollout over the
+    median one (of two, the quicker is the median)."""
     each = 1e-6 / len(packets)
+    rollouts = sorted(packet.rollout_us for packet in packets)
+    median_us = max(1, rollouts[(len(rollouts) - 1) // 2])
     return {
+        "straggler_ratio": rollouts[-1] / median_us,
         "rollout_s": each * sum(packet.rollout_us for packet in packets),
         "update_s": each * sum(packet.update_us for packet in packets),
     }

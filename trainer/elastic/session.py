@@ -19,7 +19,7 @@ from rallypoint.trainer.elastic.packet import (
     build_record,
     check_same_iteration,
     mark,
-    mean_seconds,
+    of_time,
     pack,
     plan_blocks,
     unpack,
@@ -106,7 +106,7 @@ class ElasticSession(Generations[R]):
         if len(set(hashes)) > 1:
             self.report_mismatch(plan, hashes, minority=False)
             raise StateMismatch(f"iteration {packet.iteration}: state hashes differ between ranks")
-        figures = merge(bodies) | mean_seconds(packets)
+        figures = merge(bodies) | of_time(packets)
         record = build_record(plan, packets, used, int(self.state.env_steps), figures)
         self.state.prepare(record)
         now_s = time.monotonic()

@@ -9,7 +9,7 @@ import pytest
 from rallypoint.daemon.cli import main
 from rallypoint.daemon.commands.history import Event, notes, read_events, who
 from rallypoint.daemon.commands.watch import bar, phases
-from rallypoint.daemon.executors.metrics import PHASES
+from rallypoint.daemon.executors.labels import PHASES
 
 
 def key(slot: int, life: int = 1) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from rallypoint.daemon.errors import StoreUnavailableError
+from rallypoint.daemon.errors import StoreError, StoreUnavailableError
 from rallypoint.daemon.etcd import connection, store
 from rallypoint.daemon.etcd.connection import Access, Method
 from rallypoint.daemon.etcd.store import EtcdStore
-from rallypoint.daemon.executors.metrics import ETCD_CALLS
+from rallypoint.daemon.executors.labels import ETCD_CALLS
 from tests.fakes.etcd_server import cluster
 
 
@@ -23,7 +23,7 @@ def test_the_metrics_know_every_method_that_is_called() -> None:
 @pytest.mark.slow
 @pytest.mark.faults
 def test_calls_are_measured_also_those_that_fail(tmp_path: Path) -> None:
-    seen: list[tuple[str, float]] = []
+    seen: list[tuple[str, float, StoreError | None]] = []
 
     async def scenario(access: Access, end: object) -> None:
         etcd = EtcdStore(access, detect_s=1.0, observe=lambda *one: seen.append(one))
@@ -41,11 +41,13 @@ def test_calls_are_measured_also_those_that_fail(tmp_path: Path) -> None:
     with cluster(tmp_path) as servers:
         asyncio.run(asyncio.wait_for(scenario(servers.access, servers.kill), 20))
         assert servers.processes[0].poll() is not None
-    assert [name for name, _ in seen if name != "watch"] == [
+    assert [name for name, *_ in seen if name != "watch"] == [
         *("lease_grant", "lease_keep_alive", "txn", "range")
     ]
-    assert "watch" in {name for name, _ in seen}
-    assert min(seconds for _, seconds in seen) > 0
+    assert "watch" in {name for name, *_ in seen}
+    failed = {(name, type(error)) for name, _, error in seen if error is not None}
+    assert failed - {("watch", StoreUnavailableError)} == {("range", StoreUnavailableError)}
+    assert min(seconds for _, seconds, _ in seen) > 0
 
 
 def test_endpoints_that_do_not_answer_are_said_once_not_in_every_round() -> None:

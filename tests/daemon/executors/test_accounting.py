@@ -1,7 +1,11 @@
 """Env steps used or lost, and the time of a membership change."""
 
-from rallypoint.daemon.executors.accounting import RecoveryClock, StepLedger, Stragglers
-from rallypoint.daemon.shared.messages import Committed, RankRecord, Stepped
+import math
+
+import pytest
+
+from rallypoint.daemon.executors.accounting import NewestChanges, RecoveryClock, StepLedger
+from rallypoint.daemon.shared.messages import RankRecord, Stepped
 from rallypoint.daemon.shared.plan import WorkerKey
 from tests.fakes.facts import A, B, formed, plan
 
@@ -93,26 +97,33 @@ def test_a_loss_while_a_join_is_awaited_counts_from_the_loss() -> None:
     assert change.seconds()["total"] == 3.0
 
 
-def committed(key: WorkerKey, iteration: int, rollout_s: float | None) -> Committed:
-    ranks = (RankRecord(A, (), (), 1), RankRecord(B, (), (), 1))
-    return Committed(
-        key=key,
-        generation=1,
-        iteration=iteration,
-        env_steps_total=1,
-        state_hash="h",
-        ranks=ranks,
-        metrics={},
-        activity={} if rollout_s is None else {"rollout": rollout_s},
-    )
+def test_a_loss_is_open_until_all_have_stepped_and_then_it_is_the_newest_change() -> None:
+    clock, newest = RecoveryClock("local"), NewestChanges()
+    assert clock.open_for_s(5.0) == 0.0
+    assert math.isnan(newest.total_s("forced"))
+    assert math.isnan(newest.age_s("forced", 5.0))
+    clock.published(plan(1, A, B), 5.0)
+    clock.marked(1)
+    clock.noticed(10.0, 10.5)
+    assert clock.open_for_s(12.0) == 2.0, "before there is a plan"
+    clock.published(plan(2, A), 12.0)
+    clock.marked(2)
+    assert clock.open_for_s(14.0) == 4.0, "formed, but nobody has stepped"
+    change = clock.stepped(Stepped(key=A, generation=2, at_s=15.0))
+    assert change is not None
+    newest.take(change)
+    assert clock.open_for_s(16.0) == 0.0
+    assert newest.total_s("forced") == 5.0
+    assert newest.age_s("forced", 17.0) == 7.0
+    assert math.isnan(newest.total_s("planned"))
 
 
-def test_the_slowest_rollout_is_compared_once_all_have_reported() -> None:
-    stragglers = Stragglers()
-    assert stragglers.take(committed(A, 1, 2.0)) is None
-    assert stragglers.take(committed(B, 1, 5.0)) == 2.5
-    assert stragglers.take(committed(A, 2, 4.0)) is None
-    assert stragglers.take(committed(A, 1, 9.0)) is None, "an older iteration"
-    assert stragglers.take(committed(B, 2, 4.0)) == 1.0
-    stragglers.take(committed(A, 3, None))
-    assert stragglers.take(committed(B, 3, 1.0)) is None, "applied as held: nothing was measured"
+@pytest.mark.parametrize(("node", "hold"), [("elsewhere", False), ("local", True)])
+def test_a_node_that_is_left_out_or_holds_has_nothing_to_recover_from(
+    node: str, hold: bool
+) -> None:
+    clock = RecoveryClock(node)
+    clock.published(plan(2, A, hold=hold), 12.0)
+    assert clock.open_for_s(13.0) == 1.0
+    clock.marked(2)
+    assert clock.open_for_s(14.0) == 0.0

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,14 +40,6 @@ def fresh_lives(tmp_path: Path) -> Iterator[Start]:
         proctable.end_session(process.pid, process.start_ticks, 5.0)
 
 
-def metrics(run: Supervised) -> dict[str, float]:
-    url = run.status()["metrics_url"]
-    with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - our own server
-        lines = answer.read().decode().splitlines()
-    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    return {name.removeprefix("rallypoint_"): float(value) for name, value in pairs}
-
-
 def journal(run: Supervised, event: str) -> list[dict[str, Any]]:
     return [line for line in run.journal() if line["event"] == event]
 
@@ -72,7 +63,7 @@ def trained_on(run: Supervised, before: Status, iterations: int = 5) -> Status:
 def test_the_next_supervisor_takes_over_and_nothing_is_lost(start: Start) -> None:
     run = start()
     before = run.wait_for_training(2)
-    counted = metrics(run)
+    counted = run.metrics()
     run.end(signal.SIGKILL)
     again = start()
     after = trained_on(again, before, 10)
@@ -82,7 +73,7 @@ def test_the_next_supervisor_takes_over_and_nothing_is_lost(start: Start) -> Non
     assert after["last_change"] == before["last_change"]
     assert after["checkpoint"]["iteration"] == before["checkpoint"]["iteration"]
     assert sum(w["num_envs"] for w in after["workers"]) == 256
-    values = metrics(again)
+    values = again.metrics()
     for name, value in counted.items():
         if name.split("{")[0] in COUNTERS:
             assert values[name] >= value, name
@@ -105,7 +96,7 @@ def test_counters_stay_those_of_the_journal_however_often_it_is_killed(start: St
         run = start()
         before = trained_on(run, before)
     assert pids(before) == pids(first)
-    values = metrics(run)
+    values = run.metrics()
     lines = journal(run, "iteration")
     counted = lines[: int(values["iterations_total"])]
     assert counted[-1]["iteration"] == values["iterations_total"] > before["iteration"] - 1
@@ -150,7 +141,7 @@ def test_a_worker_that_dies_while_nobody_looks_is_noticed_as_a_loss(start: Start
     assert after["workers"][1]["incarnation"] == 2
     changes = [(line["kind"], line["cause"]) for line in journal(again, "generation")]
     assert changes[-2:] == [("forced", "worker_lost"), ("planned", "join")]
-    assert metrics(again)['worker_restarts_total{reason="unknown"}'] == 1
+    assert again.metrics()['worker_restarts_total{reason="unknown"}'] == 1
     assert again.end() == 0
     assert_no_gap(again)
 

@@ -1,7 +1,6 @@
 """Crash loops and program errors, with real processes and without torch."""
 
 import json
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,6 @@ QUICK = (
 )
 
 
-def metric(run: Supervised, name: str) -> float:
-    with urllib.request.urlopen(run.status()["metrics_url"], timeout=5) as answer:  # noqa: S310
-        lines = answer.read().decode().splitlines()
-    return float(next(x.rsplit(" ", 1)[1] for x in lines if x.startswith(f"rallypoint_{name} ")))
-
-
 def test_rule_08_a_slot_that_never_becomes_ready_is_quarantined_while_others_train(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -31,7 +24,7 @@ def test_rule_08_a_slot_that_never_becomes_ready_is_quarantined_while_others_tra
         place = ["--dir", str(run.rundir.path)]
         status = run.wait_for(lambda s: trains(s, 1) and s["workers"][1]["state"] == "quarantined")
         assert status["workers"][0]["incarnation"] == 1
-        assert metric(run, "slot_quarantined") == 1
+        assert run.metrics()["slot_quarantined"] == 1
         assert main(["quarantine", "list", "--json", *place]) == 0
         (slot,) = json.loads(capsys.readouterr().out)
         assert (slot["node"], slot["slot"], slot["failures"]) == ("local", 1, 2)
@@ -44,7 +37,7 @@ def test_rule_08_a_slot_that_never_becomes_ready_is_quarantined_while_others_tra
         assert "cleared: 1" in capsys.readouterr().out
         after = run.wait_for(lambda s: trains(s, 2) and s["workers"][1]["incarnation"] == 3)
         assert after["workers"][0]["pid"] == status["workers"][0]["pid"], "never disturbed"
-        assert metric(run, "slot_quarantined") == 0
+        assert run.metrics()["slot_quarantined"] == 0
         assert main(["quarantine", "list", *place]) == 0
         assert "no slot is in quarantine" in capsys.readouterr().out
         assert run.end() == 0

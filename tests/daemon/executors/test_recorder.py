@@ -7,6 +7,7 @@ from pathlib import Path
 import prometheus_client
 import pytest
 
+from rallypoint.daemon.core.records import JobRecord
 from rallypoint.daemon.executors.books import BooksFile
 from rallypoint.daemon.executors.journal import Journal
 from rallypoint.daemon.executors.metrics import Metrics
@@ -178,3 +179,67 @@ def test_numeric_40_the_rate_is_of_the_generation_and_recovery_is_apart(
     assert value(metrics, "rallypoint_env_steps_per_second") == 120.0
     total = 'rallypoint_recovery_seconds_sum{kind="forced",phase="total"}'
     assert value(metrics, total) == 5.0
+
+
+def test_figures_of_all_ranks_are_counted_once_whoever_reports_them(
+    recorder: Recorder, metrics: Metrics
+) -> None:
+    form(recorder, 1, A, B, restore=True)
+    for key in (A, B):
+        figures = {"skipped_steps": 2.0, "straggler_ratio": 1.5}
+        recorder.take(committed(key, 1, {A: 60, B: 40}, metrics=figures), 0.0, 0.0)
+    recorder.take(committed(A, 2, {A: 60}, metrics={"skipped_steps": 1.0}), 0.0, 0.0)
+    recorder.close()
+    assert value(metrics, "rallypoint_non_finite_total") == 3
+    assert value(metrics, "rallypoint_straggler_ratio") == 1.5
+
+
+def test_a_dead_worker_leaves_no_series(recorder: Recorder, metrics: Metrics) -> None:
+    form(recorder, 1, A, B, restore=True)
+    for key, rollout_s in ((A, 1.0), (B, 2.0)):
+        activity = {"rollout": rollout_s, "update": 0.5}
+        recorder.take(committed(key, 1, {A: 60, B: 40}, activity=activity), 0.0, 0.0)
+    assert value(metrics, 'rallypoint_worker_rollout_seconds{slot="1"}') == 2.0
+    recorder.worker_ended(B, 40, by_agreement=False)
+    recorder.worker_ended(WorkerKey("local", 1, 2), 0, by_agreement=False)
+    recorder.close()
+    assert value(metrics, 'rallypoint_worker_rollout_seconds{slot="0"}') == 1.0
+    text = prometheus_client.generate_latest(metrics.registry).decode()
+    assert 'slot="1"' not in text
+    assert "local/1" not in text
+
+
+def test_ages_do_not_follow_the_calendar(
+    recorder: Recorder, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def done(iteration: int) -> messages.CheckpointDone:
+        return messages.CheckpointDone(
+            key=A,
+            generation=1,
+            iteration=iteration,
+            path="p",
+            stall_s=0.0,
+            persist_s=0.0,
+            size_bytes=7,
+        )
+
+    form(recorder, 1, A, restore=True)
+    monotonic, calendar = [1000.0], [2e9]
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic[0])
+    monkeypatch.setattr(time, "time", lambda: calendar[0])
+    assert math.isnan(value(metrics, "rallypoint_checkpoint_age_seconds"))
+    recorder.take(committed(A, 1, {A: 60}), 0.0, 0.0)
+    recorder.take(done(1), 0.0, calendar[0])
+    monotonic[0], calendar[0] = 1030.0, 1e9
+    assert value(metrics, "rallypoint_checkpoint_age_seconds") == 30.0
+    assert value(metrics, "rallypoint_progress_age_seconds") == 30.0
+    recorder.take(done(4), 0.0, calendar[0])
+    recorder.job_seen(JobRecord("u", "c", {}, formed=1, checkpoint=(1, 4)))
+    monotonic[0] = 1040.0
+    assert value(metrics, "rallypoint_checkpoint_age_seconds") == 10.0, "heard of before"
+    recorder.job_seen(JobRecord("u", "c", {}, formed=1, checkpoint=(1, 9)))
+    assert value(metrics, "rallypoint_checkpoint_age_seconds") == 0.0, "another node wrote it"
+    assert value(metrics, "rallypoint_checkpoint_iteration") == 9
+    assert value(metrics, "rallypoint_checkpoint_period_seconds") == 30.0
+    assert value(metrics, "rallypoint_checkpoint_size_bytes") == 7
+    recorder.close()

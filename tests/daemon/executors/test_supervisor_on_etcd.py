@@ -71,6 +71,12 @@ def test_without_etcd_training_goes_on_and_a_loss_heals_after(
             f"of generation {before['generation']} is gone, and no other generation can be agreed: "
         )
         assert why in held["reason"]
+        values = run.metrics()
+        assert (values["store_trouble"], values['job_state{state="holding"}']) == (1, 1)
+        assert values['etcd_errors_total{kind="unavailable"}'] > 0
+        assert values["lease_margin_seconds"] < values["lease_seconds"]
+        assert values["lease_renewal_margin_seconds_count"] > 0
+        assert values["recovery_age_seconds"] > 0, "it rises while nothing can be agreed"
         etcd.restart(0)
         after = run.wait_for(lambda s: s["generation"] > before["generation"])
         assert pids(after)[survivor] == pids(before)[survivor]
@@ -92,6 +98,7 @@ def test_a_full_etcd_holds_a_loss_until_there_is_room_again(tmp_path: Path) -> N
         survivor = kill_rank_1(before)
         held = run.wait_for(lambda s: s["state"] == "holding")
         assert "database space exceeded" in held["reason"]
+        assert run.metrics()['etcd_errors_total{kind="quota"}'] > 0
         assert not run.logged("lease_lost")
         etcd.make_room()
         healed = run.wait_for_training(2)

@@ -1,11 +1,11 @@
 """The supervisor as a process, real worker processes without torch, real signals."""
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from rallypoint.daemon.cli import main
 from rallypoint.daemon.executors import proctable
-from rallypoint.daemon.executors.metrics import TABLE
+from rallypoint.daemon.executors.metrictable import TABLE
 from tests.fakes.supervised import Status, Supervised, pids, supervised, trains
 
 pytestmark = [pytest.mark.slow]
@@ -26,14 +26,6 @@ WORKER_KEYS = {
     *("node", "slot", "pid", "rank", "incarnation", "state", "committed_iteration", "num_envs"),
 }
 PHASES = {"detect", "release", "plan", "group", "sync", "envs", "first_step", "total"}
-
-
-def metrics(run: Supervised) -> dict[str, float]:
-    url = run.status()["metrics_url"]
-    with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - our own server
-        lines = answer.read().decode().splitlines()
-    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    return {name: float(value) for name, value in pairs}
 
 
 def iterations(run: Supervised) -> list[dict[str, Any]]:
@@ -100,11 +92,11 @@ def test_numeric_31_a_killed_worker_comes_back_and_the_others_keep_their_process
         assert {g["world_size"] for g in published} == {2, 3}
         for g in published:  # per rank: the batch grows and shrinks with the ranks
             assert g["env_steps_per_iteration"] == g["world_size"] * 128 * 24
-        values = metrics(run)
-        assert values['rallypoint_worker_restarts_total{reason="signal"}'] == 1
+        values = run.metrics()
+        assert values['worker_restarts_total{reason="signal"}'] == 1
         # It died in the middle of iteration 5: that rollout, and nothing else, is lost.
-        assert values['rallypoint_env_steps_lost_total{reason="died"}'] == 128 * 24
-        recovery = 'rallypoint_recovery_seconds_count{kind="forced",phase="total"}'
+        assert values['env_steps_lost_total{reason="died"}'] == 128 * 24
+        recovery = 'recovery_seconds_count{kind="forced",phase="total"}'
         assert values[recovery] >= 1
         assert run.end() == 0
         numbers = [line["iteration"] for line in iterations(run)]
@@ -144,14 +136,14 @@ def test_a_worker_that_exits_leaves_its_last_lines_in_the_log(tmp_path: Path) ->
         ended = run.logged("worker_exited")[0]
         assert ended["reason"] == "exit code 3"
         assert ended["output_tail"] == ["about to exit with code 3"]
-        assert metrics(run)['rallypoint_worker_restarts_total{reason="error"}'] == 1
+        assert run.metrics()['worker_restarts_total{reason="error"}'] == 1
         assert run.end() == 0
 
 
 def test_a_worker_that_must_not_go_on_restarts_cold_and_is_counted_as_that(tmp_path: Path) -> None:
     with supervised(tmp_path / "run", worker={"faults": [["cold", 1, 1, 3]]}) as run:
         run.wait_for(lambda s: trains(s, 2) and s["workers"][1]["incarnation"] == 2)
-        assert metrics(run)['rallypoint_worker_restarts_total{reason="cold"}'] == 1
+        assert run.metrics()['worker_restarts_total{reason="cold"}'] == 1
         assert run.end() == 0
 
 
@@ -162,7 +154,7 @@ def test_a_newcomer_that_dies_while_it_warms_up_is_tried_again(tmp_path: Path) -
         assert after["workers"][0]["incarnation"] == 1
         ends = [e["worker"] for e in run.logged("worker_exited")]
         assert ends == ["local/1#1", "local/1#2"]
-        assert metrics(run)['rallypoint_env_steps_lost_total{reason="died"}'] == 0
+        assert run.metrics()['env_steps_lost_total{reason="died"}'] == 0
         assert run.end() == 0
 
 
@@ -190,7 +182,7 @@ def test_a_worker_that_breaks_the_protocol_is_ended_and_the_supervisor_goes_on(
         assert killed["reason"].startswith("protocol fault: ")
         assert words in killed["reason"]
         assert liar in {line["worker"] for line in run.logged("control_client_dropped")}
-        assert metrics(run)['rallypoint_worker_restarts_total{reason="protocol"}'] == 1
+        assert run.metrics()['worker_restarts_total{reason="protocol"}'] == 1
         assert run.end() == 0
         assert max(line["iteration"] for line in iterations(run)) < 10**6, "nobody believed it"
 
@@ -230,17 +222,24 @@ def test_stop_and_drain_wait_for_the_end(tmp_path: Path) -> None:
 def test_metrics_have_all_label_values_before_anything_happens(tmp_path: Path) -> None:
     with supervised(tmp_path / "run") as run:
         run.wait_for(lambda s: True)
-        values = metrics(run)
+        values = run.metrics()
         for spec in TABLE:
             for label, choices in spec.labels.items():
                 for choice in choices:
                     assert any(
-                        name.startswith(f"rallypoint_{spec.name}") and f'{label}="{choice}"' in name
+                        name.startswith(spec.name) and f'{label}="{choice}"' in name
                         for name in values
                     ), (spec.name, label, choice)
         assert not [name for name in values if "_created" in name]
         run.wait_for_training(2)
-        assert metrics(run)["rallypoint_train_reward_mean"] == 0.5
+        values = run.metrics()
+        assert values["train_reward_mean"] == 0.5
+        assert values['job_state{state="running"}'] == 1
+        assert values['job_state{state="starting"}'] == 0
+        assert (values["slots"], values["world_size_wanted"]) == (2, 2)
+        assert (values["leader"], values["store_trouble"]) == (1, 0)
+        assert math.isnan(values["lease_margin_seconds"]), "no lease in one process"
+        assert values["process_resident_memory_bytes"] > 0
         assert run.end() == 0
 
 

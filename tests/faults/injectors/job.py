@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from rallypoint.daemon.executors import proctable
 from rallypoint.daemon.shared.configload import from_json
 from rallypoint.daemon.shared.rundir import RunDir
 from rallypoint.daemon.shared.slotpage import SlotCounters, SlotPage
+from tests.fakes.scrape import scrape
 from tests.fakes.supervised import Status, Supervised, trains
 from tests.faults.injectors.arming import Arming, Fired
 from tests.faults.model.lineage import Shape
@@ -159,11 +159,7 @@ class FaultJob(Supervised):
             page.close()
 
     def metrics(self) -> dict[str, float]:
-        url = self.status()["metrics_url"]
-        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own address
-            lines = answer.read().decode().splitlines()
-        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-        return {name.removeprefix("rallypoint_"): float(value) for name, value in pairs}
+        return scrape(self.status()["metrics_url"])
 
     def history(self) -> History:
         """The books, read while no change of membership is under way."""

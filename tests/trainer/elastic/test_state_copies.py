@@ -14,6 +14,7 @@ from rallypoint.trainer.elastic.packet import (
     check_same_iteration,
     mark,
     marked,
+    of_time,
     pack,
     plan_blocks,
     unpack,
@@ -159,6 +160,13 @@ PACKET = Packet(
 
 def packet(**changes: int | bool | tuple[int, ...]) -> Packet:
     return msgspec.structs.replace(PACKET, **changes)
+
+
+def test_the_straggler_ratio_is_of_all_ranks() -> None:
+    """Slowest over median; of two, the quicker is the median."""
+    assert of_time([packet(rollout_us=us) for us in (30, 90, 45)])["straggler_ratio"] == 2.0
+    assert of_time([packet(rollout_us=us) for us in (30, 90)])["straggler_ratio"] == 3.0
+    assert of_time([packet(rollout_us=0)] * 2)["straggler_ratio"] == 0.0, "held: nothing measured"
 
 
 def test_packets_round_trip_with_their_bodies() -> None:

@@ -1,0 +1,47 @@
+"""Values of the labels of metrics: all are known beforehand."""
+
+from typing import Final
+
+PHASES: Final = ("detect", "release", "plan", "group", "sync", "envs", "first_step", "total")
+ACTIVITIES: Final = (
+    "rollout",
+    "update",
+    "statistics",
+    "recovery",
+    "checkpoint",
+    "warm_up",
+    "hold",
+    "drain",
+    "idle",
+)
+LOST_REASONS: Final = ("died", "dropped", "cut")
+RESTART_REASONS: Final = (
+    "signal",
+    "error",
+    "fault",
+    "hang",
+    "cold",
+    "protocol",
+    "killed",
+    "spawn_failed",
+    "unknown",
+)
+ENV_SCOPES: Final = ("worker", "global", "deficit")
+ETCD_CALLS: Final = (
+    "range",
+    "put",
+    "delete_range",
+    "txn",
+    "lease_grant",
+    "lease_keep_alive",
+    "lease_revoke",
+    "watch",
+    "authenticate",
+)
+ETCD_ERRORS: Final = (
+    "unavailable",
+    "quota",
+    "permission",
+    "lease_expired",
+    "other",
+)
