@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.daemon.executors.metrics import TABLE
+from rallypoint.daemon.executors.metrictable import TABLE
 from rallypoint.daemon.shared.figures import FIGURES
 from rallypoint.ops.grafana import checks, grafanajson
 from rallypoint.ops.grafana.boards import DASHBOARDS
