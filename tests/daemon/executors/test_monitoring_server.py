@@ -19,7 +19,6 @@ from structlog.testing import capture_logs
 from rallypoint.daemon.executors import httpd
 from rallypoint.daemon.executors.httpd import MAX_CLIENTS, MAX_REQUEST_BYTES, MonitoringServer
 from rallypoint.daemon.executors.metrics import Metrics
-from rallypoint.daemon.executors.metrictable import TABLE
 from rallypoint.daemon.shared.config import MetricsSection
 from rallypoint.daemon.shared.errors import ConfigError
 
@@ -391,21 +390,3 @@ def test_passwords_that_wait_to_be_hashed_do_not_pile_up(tmp_path: Path) -> None
         assert {status for status, _ in await asyncio.gather(*guesses)} == {401}
 
     serve(what, users_file=str(users))
-
-
-# --- the table ----------------------------------------------------------------------------------
-
-
-def test_every_metric_is_named_as_monitoring_expects() -> None:
-    assert len({spec.name for spec in TABLE}) == len(TABLE)
-    for spec in TABLE:
-        assert (spec.kind == "counter") == spec.name.endswith("_total"), spec.name
-        assert spec.help.endswith("."), spec.name
-        assert not spec.name.startswith("rallypoint_")
-        assert spec.name.removesuffix("_total").endswith(spec.unit), spec.name
-        assert ("seconds" in spec.name, "bytes" in spec.name) == (
-            spec.unit == "seconds",
-            spec.unit == "bytes",
-        ), spec.name
-        assert bool(spec.buckets) == (spec.kind == "histogram"), spec.name
-        assert (spec.scope == "worker") == ("slot" in spec.labels), spec.name
