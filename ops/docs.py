@@ -27,6 +27,26 @@ FOLDER: Final = Path(__file__).resolve().parents[1] / "docs"
 _NOTE: Final = (
     "<!-- Written by `python -m rallypoint.ops.docs`; change the code, not this page. -->"
 )
+_ACCESS: Final = """
+    ## Who may read them
+
+    `metrics.bind` is this machine alone. To let Prometheus in from elsewhere, set it, and protect it:
+
+    ```toml
+    [metrics]
+    bind = "10.0.0.7"
+    cert_file = "/etc/rallypoint/metrics.pem"
+    key_file = "/run/credentials/rallypoint@JOB.service/rallypoint_metrics-key.pem"
+    users_file = "/etc/rallypoint/metrics.users" # htpasswd -nBC 10 prometheus
+    # client_ca_file = "/etc/rallypoint/prometheus-ca.pem" # and a client certificate, for every path
+    ```
+
+    `users_file` has a line `NAME:HASH` for each user, with a bcrypt hash of cost 4 to 14. Only /metrics asks for
+    a user; /readyz tells its reason to users alone. All files are read again when they change; one that
+    cannot be used is refused at the start (exit code 2), and later leaves in force what was read before (log
+    event `metrics_files_not_reloaded`). A client has 10 s for its request and its answer, at most 8 KiB
+    to ask, and there are 64 places: the oldest client goes, so idle and slow ones block nobody.
+    """
 
 
 def pages() -> dict[str, str]:
@@ -79,26 +99,8 @@ def metrics_page() -> str:
         `rallypoint_train_episode_rew_<term>`.
         """,
         _table(("metric", "scope", "meaning"), figures),
+        _ACCESS,
         """
-        ## Who may read them
-
-        `metrics.bind` is this machine alone. To let Prometheus in from elsewhere, set it, and protect it:
-
-        ```toml
-        [metrics]
-        bind = "10.0.0.7"
-        cert_file = "/etc/rallypoint/metrics.pem"
-        key_file = "/run/credentials/rallypoint@JOB.service/rallypoint_metrics-key.pem"
-        users_file = "/etc/rallypoint/metrics.users" # htpasswd -nBC 10 prometheus
-        # client_ca_file = "/etc/rallypoint/prometheus-ca.pem" # and a client certificate, for every path
-        ```
-
-        `users_file` has a line `NAME:HASH` for each user, with a bcrypt hash of cost 4 to 14. Only /metrics asks for
-        a user; /readyz tells its reason to users alone. All files are read again when they change; one that
-        cannot be used is refused at the start (exit code 2), and later leaves in force what was read before (log
-        event `metrics_files_not_reloaded`). A client has 10 s for its request and its answer, at most 8 KiB
-        to ask, and there are 64 places: the oldest client goes, so idle and slow ones block nobody.
-
         ## Env steps and seconds
 
         Env steps are accounted for once: `rallypoint_env_steps_total` counts what entered a committed
