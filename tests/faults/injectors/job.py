@@ -23,10 +23,12 @@ from tests.faults.model.lines import Ledger, Life, read_journal, read_ledger_lin
 from tests.faults.validate.history import Counters, History
 
 SCRIPT = Path(__file__).with_name("supervise_ledgers.py")
+PACED_RUN = (str(Path(__file__).with_name("run_ledgers.py")),)
+"""``rallypoint run`` itself, with the same workers."""
 ROOT = Path(__file__).parents[3]
-WAIT_S = 60.0
+WAIT_S = 120.0
 """Bound of every wait, far above what any takes on a busy machine."""
-POLL_S = 0.02
+POLL_S = 0.05
 PACE_S = 0.015
 OPTIONS = (
     *("--metrics-port", "0", "--set", "log.format=json", "--set", "env.task=pointmass"),
