@@ -299,7 +299,7 @@ def after_probe(
     heirs = heirs[: state.policy.max_workers]
     cause = draft.cause
     if silent and not view.lost:
-        cause = "worker_lost" if answers.gone else "hang"
+        cause = "worker_lost" if answers.gone and not view.hung else "hang"
     why = f"{draft.why}; left out for not answering: {_names(silent)}" if silent else draft.why
     return replace(draft, heirs=heirs, cause=cause, why=why)
 

@@ -59,7 +59,8 @@ class View:
     nodes_lost: bool
     """Some member is lost because its whole node is."""
     hung: bool
-    """Some lost member was ended because it hung, or nothing moved in this generation."""
+    """Some member is, or was, ended because it hung, or nothing moved in this generation. That it has ended
+    may be seen by its peers before its own node says so."""
     broken: tuple[WorkerKey, ...]
     """Members that live but reported exactly this generation broken; or, in a planned change, that
     formed the generation before it and will never see that one marked: it is superseded; or wait
@@ -115,7 +116,7 @@ def survey(
         nodes_lost=any((key.node, key.slot) not in known for key in lost),
         hung=any(
             key.incarnation == known[key.node, key.slot][1].hung_incarnation
-            for key in lost
+            for key in planned
             if (key.node, key.slot) in known
         )
         or (plan is not None and any(_stands_still(w, plan, job) for w in present)),

@@ -178,6 +178,16 @@ def test_rule_09_a_probe_tells_a_dead_worker_from_a_hung_one(kind: str, cause: s
     assert (script.ranks, script.published.cause) == ([key(0)], cause)
 
 
+def test_rule_09_a_worker_that_its_node_ends_for_a_hang_is_one_also_where_its_peers_notice_first() -> (
+    None
+):
+    script = _training(0, 1)
+    script.gone = {key(1)}
+    hung = trained(1, 3, hung_incarnation=1)
+    script.see(member(trained(0, 3, broken_generation=3), hung)).wait()
+    assert (script.ranks, script.published.cause) == ([key(0)], "hang")
+
+
 def test_silent_survivors_are_asked_again_and_never_replaced_by_a_restore() -> None:
     script = _training(0, 1)
     script.silent = {key(0)}
