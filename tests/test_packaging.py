@@ -91,6 +91,7 @@ def test_the_wheel_has_every_module(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stdout + built.stderr
     (wheel,) = tmp_path.glob("rallypoint-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    expected = {f"rallypoint/{path}" for path in code_files()}
+    rules = (path for path in project_files() if path.match("ops/prometheus/*.yml"))
+    expected = {f"rallypoint/{path}" for path in (*code_files(), *rules)}
     assert expected | {"rallypoint/__init__.py", "rallypoint/py.typed"} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
