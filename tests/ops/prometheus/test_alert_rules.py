@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from rallypoint.daemon.executors.metrictable import TABLE
 
 from rallypoint.daemon import cli
 from rallypoint.daemon.executors.metrics import train_name
-from rallypoint.daemon.executors.metrictable import TABLE
 from rallypoint.daemon.shared.figures import FIGURES
 from tests.fakes.prometheus import program
 from tests.project import ROOT, pyproject, report
@@ -161,7 +161,9 @@ def test_metrics_and_label_values_exist() -> None:
 
 def test_no_expression_takes_the_time_of_another_clock() -> None:
     clocks = re.compile(r"\b(time|timestamp|hour|minute|day_of_\w+)\(|_timestamp|_unix|start_time")
-    report((r.get("alert", "") for r in rules() if clocks.search(r["expr"])), "use an age or a rate")
+    report(
+        (r.get("alert", "") for r in rules() if clocks.search(r["expr"])), "use an age or a rate"
+    )
 
 
 def test_commands_of_the_pages_exist() -> None:
