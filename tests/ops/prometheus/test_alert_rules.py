@@ -43,7 +43,12 @@ def page(name: str) -> Path:
 
 def run(name: str, *arguments: str | Path) -> None:
     done = subprocess.run(
-        [program(name), *arguments], cwd=FOLDER, capture_output=True, text=True, check=False
+        [program(name), *arguments],
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -52,6 +57,7 @@ def test_prometheus_accepts_the_rules() -> None:
     run("promtool", "check", "rules", RULES_FILE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", TEST_FILES, ids=lambda file: file.name)
 def test_alerts_fire_when_they_should_and_only_then(file: Path) -> None:
     run("promtool", "test", "rules", file)
