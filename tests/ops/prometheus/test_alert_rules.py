@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
-from rallypoint.daemon.executors.metrictable import TABLE
 
 from rallypoint.daemon import cli
 from rallypoint.daemon.executors.metrics import train_name
+from rallypoint.daemon.executors.metrictable import TABLE
 from rallypoint.daemon.shared.figures import FIGURES
 from tests.fakes.prometheus import program
 from tests.project import ROOT, pyproject, report
