@@ -26,8 +26,8 @@ PACKAGES = {
 """Debian's package of each program."""
 START_S = 30.0
 POLL_S = 0.05
-INTERVAL = "250ms"
-"""Between two scrapes, and between two evaluations of the rules."""
+INTERVAL = "1s"
+"""Between two scrapes, and between two evaluations of the rules; longer than a scrape on a busy machine."""
 
 Alert = dict[str, Any]
 

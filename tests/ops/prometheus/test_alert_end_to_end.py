@@ -58,7 +58,8 @@ def _is_stopped(pid: int) -> bool:
 def test_a_killed_worker_becomes_an_alert_that_resolves_when_it_is_back(
     tmp_path: Path, job: FaultJob, received: Webhook
 ) -> None:
-    """The next life of the worker stops in its warm-up, and goes on once the alert has come."""
+    """The next life of the worker stops in its warm-up, and goes on once the alert has come. In the end
+    there is no supervisor that Prometheus could ask."""
     rules = tmp_path / "hastened.rules.yml"
     rules.write_text(hastened())
     target = urlsplit(job.settle(2)["metrics_url"]).netloc
@@ -80,6 +81,9 @@ def test_a_killed_worker_becomes_an_alert_that_resolves_when_it_is_back(
         os.kill(stopped.pid, signal.SIGCONT)
         assert rule_errors(server) == {}
         resolved = received.wait_for("RallypointWorldSizeBelowDesired", "resolved", WAIT_S)
+        after = job.settle(2)
+        assert job.end() == 0
+        down = received.wait_for("RallypointJobDown", "firing", WAIT_S)
     assert fired["labels"] == {
         "alertname": "RallypointWorldSizeBelowDesired",
         "job": JOB,
@@ -88,5 +92,5 @@ def test_a_killed_worker_becomes_an_alert_that_resolves_when_it_is_back(
     assert "1 of 2 workers" in fired["annotations"]["description"]
     assert fired["annotations"]["runbook_url"] == "docs/alerts/world-size-below-desired.md"
     assert resolved["labels"] == fired["labels"]
-    assert job.settle(2)["workers"][1]["incarnation"] == victim["incarnation"] + 1
-    assert job.end() == 0
+    assert after["workers"][1]["incarnation"] == victim["incarnation"] + 1
+    assert down["annotations"]["summary"] == f"No supervisor of job {JOB} answers."
