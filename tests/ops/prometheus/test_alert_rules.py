@@ -26,6 +26,7 @@ OF_PROMETHEUS = {"job", "instance", "le"}
 """Labels that the supervisor does not know of."""
 
 Rule = dict[str, Any]
+Series = dict[str, dict[str, tuple[str, ...]]]
 
 
 def rules() -> list[Rule]:
@@ -38,7 +39,8 @@ EACH_ALERT = pytest.mark.parametrize("name", sorted(ALERTS))
 
 
 def page(name: str) -> Path:
-    return ROOT / ALERTS[name]["annotations"]["runbook_url"]
+    path: str = ALERTS[name]["annotations"]["runbook_url"]
+    return ROOT / path
 
 
 def run(name: str, *arguments: str | Path) -> None:
@@ -126,19 +128,18 @@ def test_each_page_is_of_an_alert_and_listed() -> None:
     ]
 
 
-def served() -> dict[str, dict[str, tuple[str, ...]]]:
+def served() -> Series:
     """Every series that a supervisor serves or a rule records, and the values of its own labels."""
-    found: dict[str, dict[str, tuple[str, ...]]] = {
+    found: Series = {
         f"rallypoint_{spec.name}{suffix}": dict(spec.labels)
         for spec in TABLE
         for suffix in SUFFIXES.get(spec.kind, ("",))
     }
-    figures = {train_name(figure.name): {} for figure in FIGURES}
-    recorded = {rule["record"].split(":")[1]: {} for rule in rules() if "record" in rule}
-    return found | figures | recorded
+    found |= {train_name(figure.name): {} for figure in FIGURES}
+    return found | {rule["record"].split(":")[1]: {} for rule in rules() if "record" in rule}
 
 
-def wrong(text: str, known: dict[str, dict[str, tuple[str, ...]]]) -> Iterator[str]:
+def wrong(text: str, known: Series) -> Iterator[str]:
     """Series and label values in a text that are not known."""
     for name, matchers in re.findall(r"\b(rallypoint_\w*\w)\b(?:\{([^}]*)\})?", text):
         if name not in known:
