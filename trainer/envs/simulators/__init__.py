@@ -1,0 +1,1 @@
+"""Adapters to simulators that hold a fixed number of envs, made anew to hold another."""
