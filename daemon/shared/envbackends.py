@@ -12,6 +12,8 @@ BACKENDS: Final = MappingProxyType(
     {
         EMBEDDED: "rallypoint.trainer.envs.factory:embedded",
         "gymnasium": "rallypoint.trainer.envs.gymnasium:make",
+        "isaaclab": "rallypoint.trainer.envs.simulators.isaaclab:isaaclab",
+        "mjlab": "rallypoint.trainer.envs.simulators.mjlab:mjlab",
     }
 )
 """Backends of this project, as ``module:factory``; a module is imported when it is asked for."""

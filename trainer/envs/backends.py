@@ -11,17 +11,6 @@ from rallypoint.daemon.shared.envbackends import place_of
 from rallypoint.trainer.envs.base import Backend
 from rallypoint.trainer.errors import EnvError
 
-BACKENDS: Final = MappingProxyType(
-    {
-        "embedded": "rallypoint.trainer.envs.factory:embedded",
-        "isaaclab": "rallypoint.trainer.envs.simulators.isaaclab:isaaclab",
-        "mjlab": "rallypoint.trainer.envs.simulators.mjlab:mjlab",
-    }
-)
-"""Backends of this project, as ``module:factory``; a module is imported when it is asked for."""
-ENTRY_POINTS: Final = "rallypoint.envs"
-"""Group of entry points in which other distributions offer backends, by name."""
-
 
 def find_backend(name: str) -> Backend:
     """The factory that ``name`` stands for. Raises `ConfigError` when it names nothing, `EnvError` when

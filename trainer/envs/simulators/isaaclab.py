@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import importlib.util
 import os
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -173,15 +174,20 @@ class IsaacLab:
         if self._env.cfg.is_finite_horizon:
             terminated, truncated = terminated | truncated, torch.zeros_like(truncated)
         self._obs = joined(self._groups, observed)
-        # `extras` keeps what it had: final observations of an earlier step, read only where one ended.
-        final = extras.get("final_obs")
         return StepResult(
             obs=self._obs,
             reward=reward,
             terminated=terminated,
             truncated=truncated,
-            final_obs=self._obs if final is None else joined(self._groups, final),
+            final_obs=self._final(extras, terminated | truncated),
         )
+
+    def _final(self, extras: Mapping[str, Any], ended: Tensor) -> dict[str, Tensor]:
+        """Last observations, of episodes that this step ended; ``extras`` keeps those of earlier ones."""
+        if "final_obs" not in extras:
+            return self._obs
+        final = joined(self._groups, extras["final_obs"])
+        return {g: torch.where(ended[:, None], x, self._obs[g]) for g, x in final.items()}
 
     def close(self) -> None:
         """End the simulation."""
