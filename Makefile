@@ -37,6 +37,15 @@ run: .venv/installed
 test: lint
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
+# Kernels that Warp compiles stay where they are for the next time.
+test-isaaclab: .venv-isaaclab/installed
+	WARP_CACHE_PATH='$(CURDIR)/.venv-isaaclab/kernels' .venv-isaaclab/bin/python -m pytest \
+	  -k isaaclab tests/trainer/envs/simulators tests/faults/scenarios/test_isaaclab_run.py
+
+test-mjlab: .venv-mjlab/installed
+	WARP_CACHE_PATH='$(CURDIR)/.venv-mjlab/kernels' .venv-mjlab/bin/python -m pytest \
+	  -k mjlab tests/trainer/envs/simulators
+
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,7 +64,7 @@ stubs:
 
 # Leaves runs/ alone.
 clean:
-	rm -rf .venv build dist .coverage* .hypothesis .*_cache src/*.egg-info
+	rm -rf .venv .venv-isaaclab .venv-mjlab build dist .coverage* .hypothesis .*_cache src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # torch comes first and by itself, so that the line above decides its build.
@@ -70,3 +79,24 @@ clean:
 .venv/installed-dev: .venv/installed
 	$(PIP) install -r requirements-dev.txt
 	@touch $@
+
+# Two simulators that want other versions of MuJoCo, each on top of .venv: what is not there is looked for
+# in .venv. On Python 3.11 too, although Isaac Lab asks for 3.12: there it has been found to run.
+.venv-isaaclab/installed: .venv/installed-dev requirements-isaaclab.txt
+	$(call on_top,.venv-isaaclab)
+	.venv-isaaclab/bin/pip install --no-deps --ignore-requires-python isaaclab==3.0.0
+	.venv-isaaclab/bin/pip install -r requirements-isaaclab.txt
+	@touch $@
+
+.venv-mjlab/installed: .venv/installed-dev requirements-mjlab.txt
+	$(call on_top,.venv-mjlab)
+	.venv-mjlab/bin/pip install --no-deps mjlab==1.6.0 rsl-rl-lib==5.4.2
+	.venv-mjlab/bin/pip install -r requirements-mjlab.txt
+	@touch $@
+
+site = $(shell $(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+define on_top
+	$(PYTHON) -m venv $(1)
+	echo "import site; site.addsitedir('$(call site,.venv)')" > "$$($(1)/bin/python -c \
+	  'import sysconfig; print(sysconfig.get_path("purelib"))')/on_top.pth"
+endef

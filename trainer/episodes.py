@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _TERM: Final = "term/"
+ENDING: Final = "ending/"
+"""Begins the name of a term that is no part of the reward: 0 in every step but an episode's last one, so
+that its sum is what that said (`StepResult.endings`)."""
 
 
 class Ended(NamedTuple):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from rallypoint.trainer.episodes import ENDING
 from rallypoint.trainer.losses import gaussian_entropy
 from rallypoint.trainer.rollout import Rollout
 from rallypoint.trainer.statistics import Moments
@@ -86,7 +87,7 @@ class Layout:
     bins: int = 0
     """Bins of the motion library; 0 for tasks without one."""
     reward_terms: Sequence[str] = ()
-    """Terms of the env's reward, in its order."""
+    """Terms of the env's reward, in its order, and what is known of episodes as they end."""
     extra: Sequence[str] = ()
     """Loss terms beside PPO's: means over the samples that each is about."""
 
@@ -94,7 +95,12 @@ class Layout:
     def names(self) -> tuple[str, ...]:
         """All figures, in the order of the record."""
         env_figures = (f"figure/{name}" for name in self.env_figures)
-        terms = (f"episode/rew_{name}" for name in self.reward_terms)
+        terms = (
+            f"episode/{name.removeprefix(ENDING)}"
+            if name.startswith(ENDING)
+            else f"episode/rew_{name}"
+            for name in self.reward_terms
+        )
         return (*_NAMES, *env_figures, *terms, *self.extra)
 
 

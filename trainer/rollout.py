@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rallypoint.trainer.envs.base import EnvSpec, StepResult, VecEnv
-from rallypoint.trainer.episodes import Ended, EpisodeTracker
+from rallypoint.trainer.episodes import ENDING, Ended, EpisodeTracker
 from rallypoint.trainer.errors import EnvError
 from rallypoint.trainer.latent import LatentActorCritic
 from rallypoint.trainer.losses import gaussian_log_prob
@@ -70,7 +70,8 @@ class Rollout:
     episode_lengths: Tensor
     """Their lengths in steps, float64 ``[K]``."""
     episode_terms: Mapping[str, Tensor]
-    """Sums of each term of the reward over the same episodes, float64 ``[K]``, by name."""
+    """Sums of each term of the reward over the same episodes, float64 ``[K]``, by name; and what is
+    known of them as they end, by names that begin with `ENDING`."""
     figures: Mapping[str, Tensor]
     """Sums over the steps of the figures that the env gives, float64 ``[N]``, by name."""
     raw_actor_obs: Tensor | None = None
@@ -253,7 +254,8 @@ def collect(
         steps.actions.append(actions)
         steps.results.append(result)
         steps.obs.append(_like(noise, result.obs))
-        steps.episodes.append(tracker.step(reward, done, result.reward_terms))
+        terms = result.reward_terms | {ENDING + name: x for name, x in result.endings.items()}
+        steps.episodes.append(tracker.step(reward, done, terms))
         on_step(t)
     final = _final_values(policy, scaling, env, steps, noise) if final_obs else None
     rollout = _assemble(policy, scaling, env, steps, noise, block, final)

@@ -47,7 +47,10 @@ def write(path: Path) -> Path:
         fps=np.array([FPS]),
         joint_pos=positions[:, 7:].astype(np.float32),
         joint_vel=velocities[:, 6:].astype(np.float32),
-        **{name: values.astype(np.float32) for name, values in bodies.items()},
+        body_pos_w=bodies["body_pos_w"].astype(np.float32),
+        body_quat_w=bodies["body_quat_w"].astype(np.float32),
+        body_lin_vel_w=bodies["body_lin_vel_w"].astype(np.float32),
+        body_ang_vel_w=bodies["body_ang_vel_w"].astype(np.float32),
     )
     return path
 
@@ -70,8 +73,7 @@ def _bodies(model: Any, positions: Array, velocities: Array) -> dict[str, Array]
     data: Any = mujoco.MjData(model)
     robot = [b for b in range(1, model.nbody) if model.body(b).name.startswith("robot/")]
     frames: dict[str, list[Array]] = {
-        name: []
-        for name in ("body_pos_w", "body_quat_w", "body_lin_vel_w", "body_ang_vel_w")
+        name: [] for name in ("body_pos_w", "body_quat_w", "body_lin_vel_w", "body_ang_vel_w")
     }
     for position, velocity in zip(positions, velocities, strict=True):
         data.qpos[:], data.qvel[:] = position, velocity

@@ -156,6 +156,7 @@ class RebuiltEnv:
             reward_terms={
                 k: self._pick(self._flat(k, v)).double() for k, v in result.reward_terms.items()
             },
+            endings={k: self._pick(self._flat(k, v)).double() for k, v in result.endings.items()},
             final_obs=(
                 None
                 if result.final_obs is None

@@ -45,6 +45,8 @@ T = TypeVar("T")
 class FaultJob(Supervised):
     """One life of a supervisor on ``directory``, whose workers can be made to die at any point."""
 
+    wait_s = WAIT_S
+
     def __init__(
         self,
         directory: Path,
@@ -109,13 +111,13 @@ class FaultJob(Supervised):
 
     def wait_until(self, look: Callable[[], T | None], what: Callable[[], str]) -> T:
         """The first thing that ``look`` finds, within a bound."""
-        deadline_s = time.monotonic() + WAIT_S
+        deadline_s = time.monotonic() + self.wait_s
         while time.monotonic() < deadline_s:
             found = look()
             if found:
                 return found
             time.sleep(POLL_S)
-        raise AssertionError(f"not within {WAIT_S} s: {what()}\n{self._last_log()}")
+        raise AssertionError(f"not within {self.wait_s} s: {what()}\n{self._last_log()}")
 
     def settle(
         self, workers: int = 3, iterations: int = 2, newer_than: Mapping[int, int] | None = None

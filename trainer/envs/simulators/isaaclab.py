@@ -23,6 +23,7 @@ from rallypoint.trainer.envs.simulators.options import (
     Options,
     choose_groups,
     joined,
+    said_of_ends,
     set_path,
     sort_out,
 )
@@ -83,7 +84,8 @@ class IsaacLab:
         try:
             self._env = self._make(request, options, count, watch)
             watch.stage("starting the first episodes")
-            observed, _ = self._env.reset()
+            observed, extras = self._env.reset()
+            self._endings = sorted(extras.get("log", {}))
             self._spec = self._read_spec(request, options, observed)
             self._obs = joined(self._groups, observed)
             watch.stage("done")
@@ -91,14 +93,14 @@ class IsaacLab:
             self._running.close()
             raise
 
-    def _make(
-        self, request: EnvRequest, options: Options, count: int, watch: StartUpWatch
-    ) -> Any:
+    def _make(self, request: EnvRequest, options: Options, count: int, watch: StartUpWatch) -> Any:
         watch.stage("reading the configuration of the task")
         gymnasium = importlib.import_module("gymnasium")
         if request.task not in gymnasium.registry:
             known = sorted(name for name in gymnasium.registry if name.startswith("Isaac-"))
-            raise EnvError(f"env.task = {request.task!r} is none of Isaac Lab's: {', '.join(known)}")
+            raise EnvError(
+                f"env.task = {request.task!r} is none of Isaac Lab's: {', '.join(known)}"
+            )
         parsing = importlib.import_module("isaaclab_tasks.utils.parse_cfg")
         chosen = {k: v for k, v in options.settings.items() if k in _SELECTORS}
         cfg = parsing.parse_env_cfg(
@@ -114,9 +116,7 @@ class IsaacLab:
         cfg.seed = request.seed % 2**31
         watch.stage("launching the simulator")
         launch = importlib.import_module("isaaclab.app").launch_simulation
-        self._running.enter_context(
-            launch(cfg, {"device": str(request.device), "headless": True})
-        )
+        self._running.enter_context(launch(cfg, {"device": str(request.device), "headless": True}))
         watch.stage("building the scene")
         env = gymnasium.make(request.task, cfg=cfg).unwrapped
         self._running.callback(env.close)
@@ -174,12 +174,14 @@ class IsaacLab:
         if self._env.cfg.is_finite_horizon:
             terminated, truncated = terminated | truncated, torch.zeros_like(truncated)
         self._obs = joined(self._groups, observed)
+        ended = terminated | truncated
         return StepResult(
             obs=self._obs,
             reward=reward,
             terminated=terminated,
             truncated=truncated,
-            final_obs=self._final(extras, terminated | truncated),
+            endings=said_of_ends(self._endings, extras.get("log", {}), ended),
+            final_obs=self._final(extras, ended),
         )
 
     def _final(self, extras: Mapping[str, Any], ended: Tensor) -> dict[str, Tensor]:

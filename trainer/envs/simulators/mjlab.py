@@ -14,7 +14,13 @@ from torch import Tensor
 from rallypoint.trainer.envs.base import Capabilities, EnvRequest, EnvSpec, StepResult
 from rallypoint.trainer.envs.simulator import RebuiltEnv, Seeds
 from rallypoint.trainer.envs.simulators.launching import StartUpWatch, launch_lock, lock_path
-from rallypoint.trainer.envs.simulators.options import choose_groups, joined, set_path, sort_out
+from rallypoint.trainer.envs.simulators.options import (
+    choose_groups,
+    joined,
+    said_of_ends,
+    set_path,
+    sort_out,
+)
 from rallypoint.trainer.errors import EnvError
 
 
@@ -59,7 +65,8 @@ class Mjlab:
         cfg.auto_reset = False  # so that the last observations of an episode are seen
         env_type = importlib.import_module("mjlab.envs").ManagerBasedRlEnv
         self._env: Any = env_type(cfg, device=str(request.device))
-        observed, _ = self._env.reset()
+        observed, extras = self._env.reset()
+        self._endings = sorted(extras["log"])
         self._groups = choose_groups(request.task, options.obs_groups, list(observed), "actor")
         self._obs = joined(self._groups, observed)
         self._spec = EnvSpec(
@@ -101,6 +108,7 @@ class Mjlab:
         ended = (terminated | truncated).nonzero()[:, 0]
         if ended.numel():
             self._begin(ended)
+        endings = said_of_ends(self._endings, self._env.extras["log"], terminated | truncated)
         if self._env.cfg.is_finite_horizon:
             terminated, truncated = terminated | truncated, torch.zeros_like(truncated)
         return StepResult(
@@ -108,6 +116,7 @@ class Mjlab:
             reward=reward,
             terminated=terminated,
             truncated=truncated,
+            endings=endings,
             final_obs=final,
         )
 

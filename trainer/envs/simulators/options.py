@@ -86,7 +86,7 @@ def choose_groups(
     if missing:
         raise EnvError(
             f"{task} has no observation group {', '.join(missing)}; it has {', '.join(there)}: say "
-            'which to take, such as env.overrides = [\'obs_groups.actor=["policy"]\']'
+            "which to take, such as env.overrides = ['obs_groups.actor=[\"policy\"]']"
         )
     return chosen
 
@@ -94,6 +94,18 @@ def choose_groups(
 def joined(groups: Mapping[str, tuple[str, ...]], obs: Mapping[str, Any]) -> dict[str, Tensor]:
     """Our groups, ``[N, D]``, of the simulator's, whose terms may be tensors of any shape or nested."""
     return {name: torch.cat([_flat(obs[g]) for g in of], dim=1) for name, of in groups.items()}
+
+
+def said_of_ends(names: Sequence[str], log: Mapping[str, Any], ended: Tensor) -> dict[str, Tensor]:
+    """`StepResult.endings` of a simulator that says means over all episodes that a step ended, and keeps
+    them, stale, in later steps: they count in rows that ended alone. Nothing waits for the device."""
+    zero = torch.zeros(ended.shape, dtype=torch.float64, device=ended.device)
+    return {
+        name: torch.where(
+            ended, torch.as_tensor(log.get(name, 0.0), dtype=zero.dtype, device=zero.device), zero
+        )
+        for name in names
+    }
 
 
 def _flat(values: Any) -> Tensor:

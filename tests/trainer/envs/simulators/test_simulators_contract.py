@@ -116,6 +116,7 @@ def test_an_ended_episode_starts_anew_in_the_same_step_and_shows_its_end(make: M
     env = make()
     started(env)
     ends = 0
+    names: set[tuple[str, ...]] = set()
     before = None
     for result in play(env, 60):
         assert result.final_obs is not None
@@ -129,7 +130,13 @@ def test_an_ended_episode_starts_anew_in_the_same_step_and_shows_its_end(make: M
             assert near < 20  # it goes on from the observation before
         before = result.obs["actor"]
         ends += int(ended.sum())
+        for values in result.endings.values():
+            assert (values.shape, values.dtype) == ((32,), torch.float64)
+            assert (values[~ended] == 0).all()  # stale ones are not read
+        names.add(tuple(result.endings))
     assert ends > 0
+    assert len(names) == 1
+    assert names != {()}
 
 
 def test_returned_tensors_never_change_later(make: Make) -> None:
@@ -187,7 +194,7 @@ def test_the_number_of_envs_goes_up_and_down(make: Make, case: str) -> None:
         assert env.assign(np.arange(8, 16), iteration=2).size == 0  # the others are idle
         assert torch.equal(env.begin_rollout(2)["actor"], before[8:16])
         assert play(env, 2)[1].reward.shape == (8,)
-        with pytest.raises(EnvCapacityError, match="64 envs.*can hold 32"):
+        with pytest.raises(EnvCapacityError, match=r"64 envs.*can hold 32"):
             env.assign(np.arange(64), iteration=3)
         assert env.builds == 1
         return

@@ -1,0 +1,65 @@
+"""Isaac Lab under the elastic session: Cartpole is learned by two workers, while one is killed and its
+successor joins."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import isaac_assets
+from tests.fakes.supervised import trains
+from tests.faults.injectors.job import FaultJob, by_rank
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
+
+ITERATIONS = 150
+RETURN = 1.5
+"""Undiscounted, mean over the episodes of an iteration; an untrained policy has 0.1."""
+SETTINGS = (
+    *("env.backend=isaaclab", "env.task=Isaac-Cartpole-Direct", "env.num_envs=256"),
+    "job.profile=rsl_rl",
+    *("ppo.rollout_steps=16", "ppo.hidden=[32,32]", "ppo.epochs=5", "ppo.mini_batches=4"),
+    *("ppo.entropy_coef=0.005", "checkpoint.every_iterations=50", "node.workers=2"),
+    *("membership.orphan_grace_s=10.0", f"job.iterations={ITERATIONS}"),
+)
+
+
+class SimulatorJob(FaultJob):
+    """Workers take as long to come as their simulator."""
+
+    wait_s = 400.0
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatorJob:
+    """Two workers that train Cartpole."""
+    if importlib.util.find_spec("isaaclab") is None:
+        pytest.skip("isaaclab is not installed here: `make test-isaaclab` does it")
+    monkeypatch.setenv("ISAACSIM_ASSET_ROOT", str(isaac_assets.author(tmp_path / "assets")))
+    options = [word for setting in SETTINGS for word in ("--set", setting)]
+    return SimulatorJob(tmp_path / "run", *options, command=("-m", "rallypoint.daemon.cli", "run"))
+
+
+def test_isaaclab_cartpole_is_learned_while_a_worker_is_killed_and_one_joins(
+    job: SimulatorJob,
+) -> None:
+    try:
+        before = job.settle(2, 10)
+        survivor, victim = by_rank(before, 0), by_rank(before, 1)
+        job.kill(before, 1)
+        after = job.settle(2, 5, newer_than={victim["slot"]: victim["incarnation"]})
+        assert after["generation"] >= before["generation"] + 2  # without it, and with its successor
+        assert {w["pid"] for w in after["workers"]} > {survivor["pid"]}
+        job.wait_until(lambda: job.process.poll() is not None, lambda: f"the end: {job.seen[-1]}")
+        assert job.process.returncode == 0
+    finally:
+        job.end_all()
+    journal = job.journal()
+    committed = [line for line in journal if line["event"] == "iteration"]
+    assert [line["iteration"] for line in committed] == list(range(1, ITERATIONS + 1))
+    kinds = [(line["kind"], line["cause"]) for line in journal if line["event"] == "recovery"]
+    assert ("forced", "worker_lost") in kinds
+    assert ("planned", "join") in kinds
+    returns = [line["metrics"].get("episode_return_mean", 0.0) for line in committed]
+    assert max(returns[-10:]) >= RETURN
+    assert trains(after, 2)
