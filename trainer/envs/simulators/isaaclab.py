@@ -80,31 +80,39 @@ class IsaacLab:
         self, request: EnvRequest, options: Options, count: int, watch: StartUpWatch
     ) -> None:
         self._task = request.task
-        self._running = contextlib.ExitStack()
-        try:
-            self._env = self._make(request, options, count, watch)
+        with contextlib.ExitStack() as running:
+            self._env = self._make(request, options, count, watch, running)
             watch.stage("starting the first episodes")
             observed, extras = self._env.reset()
             self._endings = sorted(extras.get("log", {}))
             self._spec = self._read_spec(request, options, observed)
             self._obs = joined(self._groups, observed)
             watch.stage("done")
-        except BaseException:
-            self._running.close()
-            raise
+            self._running = running.pop_all()  # until here, what fails ends the simulation
 
-    def _make(self, request: EnvRequest, options: Options, count: int, watch: StartUpWatch) -> Any:
+    def _make(
+        self,
+        request: EnvRequest,
+        options: Options,
+        count: int,
+        watch: StartUpWatch,
+        running: contextlib.ExitStack,
+    ) -> Any:
         watch.stage("reading the configuration of the task")
         gymnasium = importlib.import_module("gymnasium")
-        if request.task not in gymnasium.registry:
+        module, _, task = request.task.rpartition(":")
+        if module:
+            importlib.import_module(module)
+        if task not in gymnasium.registry:
             known = sorted(name for name in gymnasium.registry if name.startswith("Isaac-"))
             raise EnvError(
-                f"env.task = {request.task!r} is none of Isaac Lab's: {', '.join(known)}"
+                f"env.task = {request.task!r} is none of Isaac Lab's: {', '.join(known)}; one of your "
+                "own is named with the module that registers it, as in 'my_tasks:My-Task'"
             )
         parsing = importlib.import_module("isaaclab_tasks.utils.parse_cfg")
         chosen = {k: v for k, v in options.settings.items() if k in _SELECTORS}
         cfg = parsing.parse_env_cfg(
-            request.task,
+            task,
             device=str(request.device),
             num_envs=count,
             overrides=[f"{name}={value}" for name, value in chosen.items()],
@@ -116,10 +124,10 @@ class IsaacLab:
         cfg.seed = request.seed % 2**31
         watch.stage("launching the simulator")
         launch = importlib.import_module("isaaclab.app").launch_simulation
-        self._running.enter_context(launch(cfg, {"device": str(request.device), "headless": True}))
+        running.enter_context(launch(cfg, {"device": str(request.device), "headless": True}))
         watch.stage("building the scene")
-        env = gymnasium.make(request.task, cfg=cfg).unwrapped
-        self._running.callback(env.close)
+        env = gymnasium.make(task, cfg=cfg).unwrapped
+        running.callback(env.close)
         _check_device(request, env)
         return env
 

@@ -1,10 +1,10 @@
 """The contract of envs on simulators of fixed size: Isaac Lab, mjlab, and a stub of Isaac Lab with and
 without Kit. A simulator that is not installed is skipped, with what would install it."""
 
-import importlib.util
 import os
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from rallypoint.trainer.envs.backends import find_backend
 from rallypoint.trainer.envs.base import EnvRequest, StepResult, VecEnv
 from rallypoint.trainer.errors import EnvCapacityError, EnvError
-from tests.fakes import isaac_assets, isaaclab_stub
+from tests.fakes import isaaclab_stub
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,28 +35,14 @@ CASES = {
 Make = Callable[..., VecEnv]
 
 
-def need(simulator: str) -> None:
-    if importlib.util.find_spec(simulator) is None:
-        pytest.skip(f"{simulator} is not installed here: `make test-{simulator}` does it")
-
-
-@pytest.fixture(scope="module")
-def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Robots for Isaac Lab, in the place where it looks for them."""
-    root = tmp_path_factory.mktemp("assets")
-    os.environ["ISAACSIM_ASSET_ROOT"] = str(root)  # read when its modules are imported
-    return isaac_assets.author(root)
-
-
 @pytest.fixture(params=list(CASES))
 def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     name = str(request.param)
     if name.startswith("stub"):
         isaaclab_stub.install(monkeypatch, kit="Kit" in name)
     else:
-        simulator = name.split()[0]
-        need(simulator)
-        if simulator == "isaaclab":
+        request.getfixturevalue("need")(name.split()[0])
+        if name.startswith("isaaclab"):
             request.getfixturevalue("assets")
     return name
 
@@ -72,7 +58,7 @@ def make(case: str) -> Iterator[Make]:
         if case == "stub with Kit":
             isaaclab_stub.install(pytest.MonkeyPatch(), kit=True)  # as a new process would be
         backend = case.split()[0].replace("stub", "isaaclab")
-        request = EnvRequest(**{"task": CASES[case], "seed": 1, "num_envs": count} | fields)
+        request = replace(EnvRequest(CASES[case], seed=1, num_envs=count), **fields)
         made[:] = [find_backend(backend)(request)]
         return made[0]
 
