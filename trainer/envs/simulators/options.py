@@ -78,7 +78,7 @@ def choose_groups(
 ) -> dict[str, tuple[str, ...]]:
     """Which groups of the simulator make ours: as given, else ``actor`` and, where it is there,
     ``critic``. Raises `EnvError` for a group that the task does not have."""
-    chosen = {"actor": (actor,)}
+    chosen: dict[str, tuple[str, ...]] = {"actor": (actor,)}
     if "critic" in there:
         chosen["critic"] = ("critic",)
     chosen |= given
