@@ -106,13 +106,13 @@ class StepResult:
     names on every step."""
     reward_terms: dict[str, Tensor] = field(default_factory=dict)
     """What the reward is the sum of, by name, ``[N]`` float64; the same names on every step."""
-    endings: dict[str, Tensor] = field(default_factory=dict)
-    """What is known of the episodes that this step ended, by name, ``[N]`` float64, and 0 in all other
-    rows; the same names on every step."""
     final_obs: dict[str, Tensor] | None = None
     bins: Tensor | None = None
     """``[N]`` int64: the bin of the motion library that this step was in, before any reset. None: not
     a `MotionEnv`."""
+    endings: dict[str, Tensor] = field(default_factory=dict)
+    """What is known of the episodes that this step ended, by name, ``[N]`` float64, and 0 in all other
+    rows; the same names on every step."""
 
 
 class VecEnv(Protocol):
