@@ -57,6 +57,7 @@ class Env:
         self.seed(cfg.seed or 0)
         self.unwrapped = self
         self.extras: dict[str, Any] = {}
+        self.common_step_counter = 0
         self.episode_length_buf = torch.zeros(self.num_envs, dtype=torch.long)
         self._reward = torch.zeros(self.num_envs)
         self._state = torch.zeros(self.num_envs, 2)
@@ -83,6 +84,7 @@ class Env:
         self._state[:, 1] += 0.3 * push
         self._state[:, 0] += 0.3 * self._state[:, 1]
         self.episode_length_buf += 1
+        self.common_step_counter += 1
         self._reward[:] = 1 - self._state[:, 0].abs()
         terminated = self._state[:, 0].abs() > 2
         truncated = self.episode_length_buf >= LIMIT  # both may hold

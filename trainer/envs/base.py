@@ -85,6 +85,8 @@ class EnvRequest:
     """How many envs this process will probably hold: what takes long to build is built for these."""
     max_envs: int | None = None
     """Most envs that it may hold; None: no bound is known."""
+    rollout_steps: int = 0
+    """Steps of each env in one iteration; 0: nobody knows."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Values by name, from ``env.overrides``. A backend refuses those that it does not know."""
 

@@ -64,6 +64,7 @@ def make_env(
         device=device,
         num_envs=section.block if num_envs is None else num_envs,
         max_envs=section.max_envs,
+        rollout_steps=config.ppo.rollout_steps,
         overrides=parse_overrides(section.overrides),
     )
     return find_backend(section.backend)(request)

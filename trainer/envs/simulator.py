@@ -62,6 +62,16 @@ class CarriedSimulator(Simulator, Protocol):
         ...
 
 
+@runtime_checkable
+class CurriculumSimulator(Simulator, Protocol):
+    """One whose tasks change with the steps that have been made."""
+
+    def set_progress(self, steps: int) -> None:
+        """Each env of the job has made this many steps. They follow from the iteration, so a simulator
+        that is built anew, in whatever process, goes on with the curriculum of the others."""
+        ...
+
+
 Build = Callable[[int], Simulator]
 """Builds a simulator of this many envs, at least 1."""
 
@@ -126,6 +136,7 @@ class RebuiltEnv:
 
     def begin_rollout(self, iteration: int) -> dict[str, Tensor]:
         self._iteration, self._step = iteration, 0
+        self._tell_progress(iteration)
         return self._picked(self._obs)
 
     def step(self, actions: Tensor) -> StepResult:
@@ -255,6 +266,7 @@ class RebuiltEnv:
         first = not self._obs  # of this simulator: idle rows begin too
         where = np.arange(self._size) if first else np.sort(rows[fresh])
         if where.size:
+            self._tell_progress(iteration)
             seeds = self._seeds(Purpose.ENV_ASSIGN, where, iteration, 0)
             with self._randomness.entered():
                 self._obs = self._checked(self._present.reset(where, seeds), "obs")
@@ -263,6 +275,11 @@ class RebuiltEnv:
         stay, _, where = np.intersect1d(begin, carried[0], return_indices=True)
         self.load_rows(stay, {name: values[where] for name, values in carried[1].items()})
         return np.setdiff1d(begin, stay)
+
+    def _tell_progress(self, iteration: int) -> None:
+        """Before the rollout of this iteration, or the start of episodes for it."""
+        if isinstance(self._present, CurriculumSimulator):
+            self._present.set_progress(max(0, iteration - 1) * self._request.rollout_steps)
 
     def _reset_seeds(self, rows: Ids) -> Ids:
         return self._seeds(Purpose.ENV_RESET, rows, self._iteration, self._step)

@@ -176,6 +176,10 @@ class IsaacLab:
             self._obs[group] = new if every else self._obs[group].index_copy(0, where, new[where])
         return self._obs
 
+    def set_progress(self, steps: int) -> None:
+        """Curricula of the task go by it."""
+        self._env.common_step_counter = steps
+
     def step(self, actions: Tensor, seeds: Seeds) -> StepResult:
         """One control step. What Isaac Lab hands out is its own memory: the caller copies."""
         observed, reward, terminated, truncated, extras = self._env.step(actions.to(torch.float32))

@@ -100,6 +100,10 @@ class Mjlab:
         steps[where] = torch.from_numpy(spent).to(steps)
         return self._obs
 
+    def set_progress(self, steps: int) -> None:
+        """Curricula of the task go by it."""
+        self._env.common_step_counter = steps
+
     def step(self, actions: Tensor, seeds: Seeds) -> StepResult:
         """One control step; then episodes begin where some ended."""
         observed, reward, terminated, truncated, _ = self._env.step(actions.to(torch.float32))

@@ -106,6 +106,31 @@ def test_with_kit_envs_are_idle_and_never_more(monkeypatch: pytest.MonkeyPatch) 
     env.close()
 
 
+def test_a_curriculum_goes_on_in_a_simulator_that_is_built_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    isaaclab_stub.install(monkeypatch, kit=False)
+    request = EnvRequest(isaaclab_stub.TASK, seed=1, num_envs=8, rollout_steps=5)
+    env = find_backend("isaaclab")(request)
+    began: list[int] = []
+    begin = isaaclab_stub.Env._begin
+
+    def noted(self: isaaclab_stub.Env, rows: object) -> None:
+        began.append(self.common_step_counter)
+        begin(self, rows)
+
+    monkeypatch.setattr(isaaclab_stub.Env, "_begin", noted)
+    for iteration, count in ((0, 8), (1, 8), (2, 16), (7, 16)):
+        env.assign(np.arange(count), iteration=iteration)
+        env.begin_rollout(iteration)
+        running = isaaclab_stub.Env.running
+        assert running is not None
+        assert running.common_step_counter == max(0, iteration - 1) * 5
+    assert began[-1] == 5  # episodes of the new simulator, for iteration 2
+    assert env.builds == 2
+    env.close()
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
