@@ -1,10 +1,9 @@
 """One drill: a fault of a network or of whole nodes, and everything that must be true afterwards."""
 
-import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -13,9 +12,8 @@ from typing import Any, Self
 from rallypoint.daemon.executors import proctable
 from tests.faults.injectors.job import POLL_S, WAIT_S
 from tests.faults.injectors.netns import NODES, NetNodes, drill
+from tests.faults.injectors.signals import signal_all
 
-TOGETHER_S = 0.05
-"""Losses that are one change (DESIGN 4.4)."""
 DETECT_S = float(os.environ.get("DRILL_DETECT_S", "2"))
 """``detect_s`` of these jobs; etcd grants no less than 2 s. For figures it may be another."""
 RENEWED_S = DETECT_S / 3
@@ -155,20 +153,6 @@ def lineage(job: NetNodes) -> None:
 def processes(job: NetNodes, *names: str) -> list[int]:
     """Everything that these nodes run: supervisor, fork server, workers."""
     return [pid for name in names for pid in job.network.processes(name)]
-
-
-def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
-    """This signal to all of them, within `TOGETHER_S`: nobody else gets this processor meanwhile."""
-    with contextlib.suppress(PermissionError):  # some containers keep it even from root
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    try:
-        began_s = time.monotonic()
-        for pid in pids:
-            os.kill(pid, number)
-        took_s = time.monotonic() - began_s
-    finally:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    assert took_s < TOGETHER_S
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from rallypoint.daemon.shared.slotpage import SlotCounters, SlotPage
 from tests.fakes.scrape import scrape
 from tests.fakes.supervised import Status, Supervised, trains
 from tests.faults.injectors.arming import Arming, Fired
+from tests.faults.injectors.signals import signal_all
 from tests.faults.model.lineage import Shape
 from tests.faults.model.lines import Ledger, Life, read_journal, read_ledger_lines
 from tests.faults.validate.history import Counters, History
@@ -214,8 +215,7 @@ class FaultJob(Supervised):
     def kill(self, status: Status, *ranks: int) -> list[dict[str, Any]]:
         """SIGKILL to the workers of these ranks, from outside."""
         victims = [by_rank(status, rank) for rank in ranks]
-        for victim in victims:
-            os.kill(victim["pid"], signal.SIGKILL)
+        signal_all([victim["pid"] for victim in victims], signal.SIGKILL)
         return victims
 
     def end_all(self) -> list[int]:
