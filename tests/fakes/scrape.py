@@ -14,7 +14,7 @@ def parse(text: str) -> dict[str, float]:
 
 def scrape(url: str) -> dict[str, float]:
     """Values by series of the server at this address."""
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own server
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - our own server
         return parse(answer.read().decode())
 
 

@@ -100,7 +100,7 @@ def test_a_watch_alone_notices_a_frozen_server(tmp_path: Path) -> None:
             assert await waiting == b"1"
             servers.freeze(frozen)
             await other.put("/m/a", b"2")
-            async with asyncio.timeout(15.0):
+            async with asyncio.timeout(BOUND_S):
                 assert await next_value(watch) == b"2"
 
     with cluster(tmp_path, 3) as servers:

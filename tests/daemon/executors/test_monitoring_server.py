@@ -37,7 +37,7 @@ def fetch(url: str, user: str | None, tls: ssl.SSLContext | None, **headers: str
         encoded = base64.b64encode(user.encode()).decode()
         request.add_header("Authorization", f"Basic {encoded}")
     try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=10) as answer:
+        with urllib.request.build_opener(*handlers).open(request, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -80,7 +80,7 @@ def port_of(server: MonitoringServer) -> int:
 
 
 def connect(port: int, number: int, sent: bytes) -> list[socket.socket]:
-    clients = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(number)]
+    clients = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(number)]
     for client in clients:
         client.sendall(sent)
     return clients

@@ -34,7 +34,7 @@ class Ends:
         self.queue: asyncio.Queue[ProcessExit] = asyncio.Queue()
 
     async def next(self) -> ProcessExit:
-        return await asyncio.wait_for(self.queue.get(), 20)
+        return await asyncio.wait_for(self.queue.get(), 60)
 
 
 def executor(tmp_path: Path, code: str, ends: Ends) -> ProcessExecutor:
@@ -104,7 +104,7 @@ def test_killing_all_waits_until_they_are_gone(tmp_path: Path) -> None:
         for slot in range(2):
             workers.start(WorkerKey("local", slot, 1))
         started = read_earlier(RunDir(tmp_path))
-        await asyncio.wait_for(workers.end_all(), 20)
+        await asyncio.wait_for(workers.end_all(), 60)
         return started
 
     for process in asyncio.run(run()):

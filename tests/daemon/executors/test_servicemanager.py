@@ -15,7 +15,7 @@ from rallypoint.daemon.executors.servicemanager import ServiceManager
 def listener(tmp_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.bind(str(tmp_path / "notify"))
-        end.settimeout(5)
+        end.settimeout(60)
         yield end
 
 
@@ -62,7 +62,7 @@ def test_the_watchdog_of_another_process_is_not_fed(listener: socket.socket) -> 
 def test_an_abstract_address_and_the_end() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.bind("\0rallypoint-notify-test")
-        end.settimeout(5)
+        end.settimeout(60)
         ServiceManager({"NOTIFY_SOCKET": "@rallypoint-notify-test"}).ending("drained\nmore")
         assert words(end) == ["STOPPING=1", "STATUS=drained", "EXTEND_TIMEOUT_USEC=90000000"]
 

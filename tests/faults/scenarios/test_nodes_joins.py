@@ -13,7 +13,7 @@ from tests.faults.injectors.nodes import Nodes, nodes
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 NEWCOMERS = ("b", "c", "d")
-DEBOUNCE = ("--set", "membership.join_debounce_s=2.0")
+DEBOUNCE = ("--set", "membership.join_debounce_s=4.0")
 
 
 def ready_at_once(job: Nodes, *names: str) -> None:
