@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from rallypoint.checkpointing import restore
+from rallypoint.checkpointing import credentials, restore
 from rallypoint.checkpointing.errors import CheckpointError
 from rallypoint.checkpointing.manifest import CheckpointInfo, Manifest
 from rallypoint.checkpointing.opening import open_storage
@@ -60,6 +60,12 @@ class CheckpointsCommand:
                     "target", metavar="TARGET", help="a directory or URL of checkpoints"
                 )
                 action.add_argument("--all", action="store_true", help="every one that verifies")
+                action.add_argument(
+                    "--target-credentials-file",
+                    metavar="FILE",
+                    help="the same of TARGET (default: that of URL, where both have one backend)",
+                )
+            credentials.add_option(action)
             action.add_argument("--json", action="store_true", help="print JSON")
 
     def run(self, args: argparse.Namespace) -> int:
@@ -92,10 +98,10 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--yes", action="store_true", help="really remove them")
 
 
-def _find(url: str) -> tuple[CheckpointStore, list[CheckpointInfo]]:
-    store, infos = restore.find(url)
+def _find(args: argparse.Namespace) -> tuple[CheckpointStore, list[CheckpointInfo]]:
+    store, infos = restore.find(args.url, args.credentials_file)
     if not infos:
-        print(f"{url}: no committed checkpoint", file=sys.stderr)
+        print(f"{args.url}: no committed checkpoint", file=sys.stderr)
     return store, infos
 
 
@@ -110,7 +116,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _show_rows(args: argparse.Namespace) -> list[Row]:
-    store, infos = _find(args.url)
+    store, infos = _find(args)
     with Bar("verifying", sum(info.size_bytes for info in infos)) as bar:
         rows = [_row(store, info, bar.add) for info in infos]
     if args.json:
@@ -150,7 +156,7 @@ def _print_table(rows: list[Row]) -> None:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    store, infos = _find(args.url)
+    store, infos = _find(args)
     if not infos:
         return 1
     manifest = store.manifest(infos[0])
@@ -187,7 +193,7 @@ def _manifest_text(manifest: Manifest, row: Row) -> Iterable[str]:
 
 
 def _prune(args: argparse.Namespace) -> int:
-    store, infos = _find(args.url)
+    store, infos = _find(args)
     if not infos:
         return 0
     if open_storage(args.url).root == infos[0].path:
@@ -228,8 +234,11 @@ def _tell_pruned(
 
 
 def _copy(args: argparse.Namespace) -> int:
-    store, infos = _find(args.url)
-    target = CheckpointStore(args.target)
+    store, infos = _find(args)
+    theirs = args.target_credentials_file
+    if theirs is None and _scheme(args.target) == _scheme(args.url):
+        theirs = args.credentials_file
+    target = CheckpointStore(args.target, credentials_file=theirs)
     done: list[CheckpointInfo] = []
     problems: list[str] = []
     wanted = infos if args.all else infos[:]
@@ -248,6 +257,10 @@ def _copy(args: argparse.Namespace) -> int:
     else:
         print("\n".join(f"copied and verified {info.path}" for info in done))
     return 0 if done and not problems else 1
+
+
+def _scheme(url: str) -> str:
+    return url.partition("://")[0] if "://" in url else "file"
 
 
 COMMAND: Command = CheckpointsCommand()

@@ -1,5 +1,6 @@
 """Credentials of a checkpoint store, from a file: read again for every operation, never shown."""
 
+import argparse
 import os
 import re
 from collections.abc import Iterator
@@ -11,8 +12,23 @@ import msgspec
 MAX_BYTES: Final = 2**16
 DIRECTORY_VARIABLE: Final = "CREDENTIALS_DIRECTORY"
 """Set by systemd for a unit with ``LoadCredential=``."""
+VARIABLE: Final = "RALLYPOINT_CHECKPOINT__CREDENTIALS_FILE"
+"""The key ``checkpoint.credentials_file`` from the environment."""
 _SHORTEST_SECRET: Final = 6
+_KEY: Final = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]+)")
+"""Secrets within a connection string of Azure."""
 _ENDPOINT: Final = re.compile(r"https?://[^@?]*")
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """``--credentials-file`` of a command that works on a checkpoint URL, as ``args.credentials_file``."""
+    parser.add_argument(
+        "--credentials-file",
+        metavar="FILE",
+        default=os.environ.get(VARIABLE),
+        help="JSON object with arguments of the URL's fsspec backend, or the name of a systemd "
+        f"credential (default: ${VARIABLE}, else what the backend finds itself)",
+    )
 
 
 class Credentials:
@@ -57,6 +73,7 @@ def _strings(value: Any) -> Iterator[str]:
     match value:
         case str():
             yield value
+            yield from _KEY.findall(value)
         case dict():
             for inner in value.values():
                 yield from _strings(inner)

@@ -10,13 +10,13 @@ from rallypoint.checkpointing.store import CheckpointStore
 __all__ = ["LoadedCheckpoint", "find", "load_checkpoint"]
 
 
-def load_checkpoint(path_or_url: str) -> LoadedCheckpoint:
+def load_checkpoint(path_or_url: str, credentials_file: str | None = None) -> LoadedCheckpoint:
     """The newest checkpoint that verifies at ``path_or_url`` (see `find`); newer ones that do not
-    are in ``skipped``.
+    are in ``skipped``. ``credentials_file`` as in `Credentials`.
 
     Raises `UnsupportedUrl` for another kind of URL, `DamagedCheckpoint` when none of those that are
     there verifies, `CheckpointError` when there is none."""
-    store, infos = find(path_or_url)
+    store, infos = find(path_or_url, credentials_file)
     loaded, skipped = store.load_newest(infos)
     if loaded is not None:
         return loaded
@@ -28,21 +28,23 @@ def load_checkpoint(path_or_url: str) -> LoadedCheckpoint:
     )
 
 
-def find(path_or_url: str) -> tuple[CheckpointStore, list[CheckpointInfo]]:
+def find(
+    path_or_url: str, credentials_file: str | None = None
+) -> tuple[CheckpointStore, list[CheckpointInfo]]:
     """What is at a checkpoint's directory (whatever its name), at a directory of checkpoints, or at
     a run's directory, which has its checkpoints in ``checkpoints``: newest first, not verified."""
     root = open_storage(path_or_url).root
     base, _, name = root.rpartition("/")
     if name and not base.endswith("/"):  # else there is nothing above it
-        store = CheckpointStore(base or "/")
+        store = CheckpointStore(base or "/", credentials_file=credentials_file)
         info = _single(store, name)
         if info is not None:
             return store, [info]
-    store = CheckpointStore(root)
+    store = CheckpointStore(root, credentials_file=credentials_file)
     infos = store.list()
     if infos:
         return store, infos
-    store = CheckpointStore(f"{root}/checkpoints")
+    store = CheckpointStore(f"{root}/checkpoints", credentials_file=credentials_file)
     return store, store.list()
 
 

@@ -7,10 +7,9 @@ was stopped between question and create never wins over those of later generatio
 """
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -98,12 +97,36 @@ class CheckpointStore:
         `CommitRefused`, or `CheckpointError` for whatever else went wrong; then nothing is visible.
         """
         entries = _entries(tensors, scopes)
-        tensorfile.require_finite(tensors)
-        self._require_own_root(meta.job)
+        # Beside everything else: hashing takes as long as writing to a disk.
+        with ThreadPoolExecutor(1, thread_name_prefix="checkpoint-hash") as hashing:
+            checksum = hashing.submit(tensorfile.checksum, tensors)
+            tensorfile.require_finite(tensors)
+            self._require_own_root(meta.job)
+            return self._save(tensors, entries, meta, checksum, may_commit, hit)
+
+    def _save(
+        self,
+        tensors: Mapping[str, Tensor],
+        entries: dict[str, EntryRecord],
+        meta: CheckpointMeta,
+        checksum: Future[str],
+        may_commit: Callable[[], CommitVerdict],
+        hit: Callable[[str], None],
+    ) -> CheckpointInfo:
+        """Under a name of its own, which is left or taken back as a whole. Raises as `save`."""
         attempt = self._new_attempt()
         directory = manifests.directory_name(meta.iteration, meta.generation, attempt)
         try:
-            info = self._write(directory, attempt, tensors, entries, meta, may_commit, hit)
+            size_bytes = self._write(directory, tensors, hit)
+            files = {STATE_FILE: FileRecord(size_bytes=size_bytes, checksum=checksum.result())}
+            manifest = Manifest(
+                **msgspec.structs.asdict(meta),
+                schema=SCHEMA,
+                attempt=attempt,
+                entries=entries,
+                files=files,
+            )
+            info = self._commit(directory, manifest, may_commit, hit)
         except FileExistsError as error:
             raise CheckpointError(
                 f"{self.url}/{directory} belongs to another writer; nothing was overwritten"
@@ -213,55 +236,43 @@ class CheckpointStore:
         return pruner.would_remove(doomed) if dry_run else pruner.remove(doomed)
 
     def _write(
-        self,
-        directory: str,
-        attempt: str,
-        tensors: Mapping[str, Tensor],
-        entries: dict[str, EntryRecord],
-        meta: CheckpointMeta,
-        may_commit: Callable[[], CommitVerdict],
-        hit: Callable[[str], None],
-    ) -> CheckpointInfo:
-        digest = hashlib.sha256()
-        size_bytes = 0
+        self, directory: str, tensors: Mapping[str, Tensor], hit: Callable[[str], None]
+    ) -> int:
+        """The data file, in a directory that is made for it; its size in bytes."""
+        pieces = list(tensorfile.stream(tensors))
 
-        def parts(hashing: Executor) -> Iterator[memoryview]:
-            nonlocal size_bytes
-            pieces = list(tensorfile.stream(tensors))
+        def parts() -> Iterator[memoryview]:
             for index, piece in enumerate(pieces):
                 if index == len(pieces) // 2:
                     hit("checkpoint_save")
-                hashing.submit(digest.update, piece)
-                size_bytes += piece.nbytes
                 yield piece
 
         self._storage.claim(directory)
-        # Beside the writing: one thread takes the pieces in order, and the block ends when it has all.
-        with ThreadPoolExecutor(1, thread_name_prefix="checkpoint-hash") as hashing:
-            self._storage.create(directory, STATE_FILE, parts(hashing))
+        self._storage.create(directory, STATE_FILE, parts())
+        size_bytes = sum(piece.nbytes for piece in pieces)
         self._require_size(directory, size_bytes)
-        record = FileRecord(size_bytes=size_bytes, checksum=f"sha256-{digest.hexdigest()}")
-        data = manifests.encode(
-            Manifest(
-                **msgspec.structs.asdict(meta),
-                schema=SCHEMA,
-                attempt=attempt,
-                entries=entries,
-                files={STATE_FILE: record},
-            )
-        )
-        path = f"{self.url}/{directory}"
+        return size_bytes
+
+    def _commit(
+        self,
+        directory: str,
+        manifest: Manifest,
+        may_commit: Callable[[], CommitVerdict],
+        hit: Callable[[str], None],
+    ) -> CheckpointInfo:
+        """The question, then the manifest."""
+        data, path = manifests.encode(manifest), f"{self.url}/{directory}"
         verdict = may_commit()
         if not verdict.allowed:
             raise CommitRefused(f"{path}: commit refused: {verdict.reason}")
         hit("checkpoint_manifest")
         self._storage.create(directory, MANIFEST_FILE, (data,))
         return CheckpointInfo(
-            iteration=meta.iteration,
-            generation=meta.generation,
-            attempt=attempt,
+            iteration=manifest.iteration,
+            generation=manifest.generation,
+            attempt=manifest.attempt,
             path=path,
-            size_bytes=size_bytes + len(data),
+            size_bytes=manifest.files[STATE_FILE].size_bytes + len(data),
         )
 
     def _require_size(self, directory: str, size_bytes: int) -> None:

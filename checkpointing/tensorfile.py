@@ -6,6 +6,7 @@ save streams from the tensors' own memory and hashes what it writes, a load copi
 neither holds the interpreter lock for long while training goes on beside it.
 """
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -90,6 +91,14 @@ def stream(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
         data = tensors[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
         for begin in range(0, data.nbytes, PIECE_BYTES):
             yield data[begin : begin + PIECE_BYTES]
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """Of the bytes of `stream`, as manifests have it: ``sha256-`` and hexadecimal digits."""
+    digest = hashlib.sha256()
+    for piece in stream(tensors):
+        digest.update(piece)
+    return f"sha256-{digest.hexdigest()}"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Commits off the training path, in a background thread: of a snapshot that is lent to the writer.
 
 Memory: a writer holds at most two snapshots, the one in flight and the one that waits, and beside them
-what its storage and the verification hold of a file (16 MiB each).
+what its storage holds of a file that it puts (128 MiB) and the verification of one (16 MiB).
 """
 
 import sys

@@ -67,7 +67,7 @@ def _load_teacher(config: Config, spec: EnvSpec, device: torch.device) -> PpoLea
     url = config.distill.teacher
     if url is None:
         raise TrainerError("a student needs distill.teacher")
-    loaded = load_checkpoint(url)
+    loaded = load_checkpoint(url, config.checkpoint.credentials_for(url))
     theirs = configuration(loaded)
     if theirs.env.task != config.env.task:
         raise TrainerError(

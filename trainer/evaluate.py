@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
+from rallypoint.checkpointing import credentials
 from rallypoint.checkpointing.restore import LoadedCheckpoint, load_checkpoint
 from rallypoint.daemon.shared.command import Command
 from rallypoint.daemon.shared.config import Config
@@ -85,18 +86,19 @@ def evaluate(learner: PpoLearner, env: VecEnv, episodes: int, *, steps: int = ST
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """The argument ``checkpoint`` of commands that work on one; for `load_told`."""
+    """The arguments ``checkpoint`` and ``credentials_file`` of commands that work on one; for `load_told`."""
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
         help="a checkpoint's directory, a directory of checkpoints, or a run's directory "
         "(the newest that verifies)",
     )
+    credentials.add_option(parser)
 
 
-def load_told(url: str) -> LoadedCheckpoint:
+def load_told(args: argparse.Namespace) -> LoadedCheckpoint:
     """As `load_checkpoint`; newer ones that do not verify are told on standard error."""
-    loaded = load_checkpoint(url)
+    loaded = load_checkpoint(args.checkpoint, args.credentials_file)
     for skipped in loaded.skipped:
         print(f"skipped a newer checkpoint: {skipped}", file=sys.stderr)
     return loaded
@@ -147,7 +149,7 @@ class EvalCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Evaluate and print; 0."""
-        loaded = load_told(args.checkpoint)
+        loaded = load_told(args)
         config = configuration(loaded)
         env = make_env(config, dtype=DTYPES[config.ppo.dtype])
         try:

@@ -16,6 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from rallypoint.checkpointing import credentials
 from rallypoint.checkpointing.errors import CheckpointError
 from rallypoint.checkpointing.restore import load_checkpoint
 from rallypoint.daemon.shared.command import Command
@@ -269,6 +270,7 @@ class ReproduceCommand:
             metavar="CHECKPOINT",
             help="what to compare with in numbers (default: the newest one beside the journal)",
         )
+        credentials.add_option(parser)
         text = "exit with 1 if a number differs by more than this from the checkpoint's"
         parser.add_argument("--tolerance", type=float, metavar="X", help=text)
         parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -280,7 +282,8 @@ class ReproduceCommand:
             lineage = read_lineage(path.read_bytes().splitlines())
         except OSError as error:
             raise JournalError(f"{path}: cannot be read: {error.strerror}") from error
-        checkpoint = _checkpoint(args.checkpoint or str(path.parent / "checkpoints"), lineage)
+        where = args.checkpoint or str(path.parent / "checkpoints")
+        checkpoint = _checkpoint(where, args.credentials_file, lineage)
         total = len(lineage.iterations)
 
         def tell(iteration: int) -> None:
@@ -293,10 +296,12 @@ class ReproduceCommand:
         return int(report.difference is None or not report.difference <= args.tolerance)
 
 
-def _checkpoint(where: str, lineage: Lineage) -> tuple[int, Mapping[str, Tensor], str] | None:
+def _checkpoint(
+    where: str, credentials_file: str | None, lineage: Lineage
+) -> tuple[int, Mapping[str, Tensor], str] | None:
     """The newest one there, if its iteration is in the lineage."""
     try:
-        loaded = load_checkpoint(where)
+        loaded = load_checkpoint(where, credentials_file)
     except CheckpointError as error:
         print(f"nothing to compare with in numbers: {error}", file=sys.stderr)
         return None

@@ -34,7 +34,7 @@ def load(
 
     Raises `CheckpointMismatch`, with what differs, when shapes do not fit, or when the configuration makes
     another function of them; then nothing was changed. `CheckpointError` when none can be read."""
-    loaded = load_checkpoint(url)
+    loaded = load_checkpoint(url, config.checkpoint.credentials_for(url))
     for skipped in loaded.skipped:
         say(f"skipped a newer checkpoint: {skipped}")
     mine = {name: tensor for name, tensor in live.items() if _wanted(name)}

@@ -301,6 +301,11 @@ class CheckpointSection:
     """Write the rows of all envs too, so that a resume goes on with their episodes instead of new ones.
     Needs ``env.backup = "node"``."""
 
+    def credentials_for(self, url: str) -> str | None:
+        """``credentials_file``, for another job's checkpoint at a URL of the same backend."""
+        same = url.partition("://")[0] == (self.url or "").partition("://")[0]
+        return self.credentials_file if same else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsSection:

@@ -11,7 +11,7 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,8 @@ from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.ops.bench import processes
 from rallypoint.ops.bench.processes import BenchError
 
-METHODS: Final = ("raw copy", "torch.save", "DCP async_save", "ours")
+METHODS: Final = ("raw copy", "ours", "torch.save", "DCP async_save")
+"""Ours right after what it is held against: the load of a machine changes."""
 STALL_GOAL: Final = 0.01
 """Of an iteration, on the CPU."""
 PERSIST_GOAL: Final = 1.2
@@ -55,9 +56,16 @@ def parse_size(text: str) -> int:
 
 
 def measure(
-    directory: Path, size_bytes: int, *, saves: int, device: str, url: str | None
+    directory: Path,
+    size_bytes: int,
+    *,
+    saves: int,
+    device: str,
+    url: str | None,
+    on_row: Callable[[Row], None],
 ) -> list[Row]:
-    """All methods at all places, each in a process of its own. Raises `BenchError`."""
+    """All methods at all places, each in a process of its own; ``on_row`` hears of each at once.
+    Raises `BenchError`."""
     local = directory / "local"
     local.mkdir()
     with contextlib.ExitStack() as stack:
@@ -66,31 +74,45 @@ def measure(
             places[url] = (url, {})
         elif importlib.util.find_spec("moto") is not None:
             places["S3 (moto)"] = stack.enter_context(_moto(directory))
-        return [
-            _row(directory, name, method, place, environment, (size_bytes, saves, device))
-            for name, (place, environment) in places.items()
-            for method in METHODS
-        ]
+        rows = []
+        for name, (place, environment) in places.items():
+            for row in _rows(directory, name, place, environment, (size_bytes, saves, device)):
+                rows.append(row)
+                on_row(row)
+        return rows
 
 
-def _row(
+def _rows(
     directory: Path,
     name: str,
-    method: str,
     place: str,
     environment: Mapping[str, str],
     parameters: tuple[int, int, str],
-) -> Row:
+) -> Iterator[Row]:
+    """Of every method at one place, as they end."""
     log = directory / "saves.log"
-    module = (sys.executable, "-m", "rallypoint.ops.bench.checkpoint_run", method, place)
+    command = [sys.executable, "-m", "rallypoint.ops.bench.checkpoint_run", place]
+    command += [*map(str, parameters), *METHODS]
     extra = {"TMPDIR": str(directory), **environment}
-    process = processes.start([*module, *map(str, parameters)], log, extra, pipes=True)
-    out, _ = process.communicate()
-    if process.returncode:
-        raise BenchError(f"{method} to {place} ended with {process.returncode}:\n{log.read_text()}")
-    took = msgspec.json.decode(out)
+    process = processes.start(command, log, extra, pipes=True)
+    try:
+        lines = iter(process.stdout or ())
+        for method, line in zip(METHODS, lines, strict=False):
+            yield _row(name, method, msgspec.json.decode(line))
+        if process.wait():
+            raise BenchError(
+                f"saves to {place} ended with {process.returncode}:\n{log.read_text()}"
+            )
+    finally:
+        processes.end(process, 5.0)
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def _row(place: str, method: str, took: Any) -> Row:
     return Row(
-        place=name,
+        place=place,
         method=method,
         stall_s=statistics.median(took["stall_s"]),
         persist_s=statistics.median(took["persist_s"]),
@@ -149,17 +171,28 @@ def document(rows: Sequence[Row], about: Mapping[str, Any]) -> dict[str, Any]:
 def text(found: Mapping[str, Any]) -> str:
     """The result as a table."""
     lines = [f"{'place':12} {'method':16} {'stall':>9} {'persist':>9} {'extra memory':>13}"]
-    for row in found["rows"]:
-        lines.append(
-            f"{row['place'][:12]:12} {row['method']:16} {1000 * row['stall_s']:6.1f} ms "
-            f"{row['persist_s']:7.3f} s {row['peak_extra_bytes'] / row['state_bytes']:7.2f} states"
-        )
+    lines += [row_text(msgspec.convert(row, Row)) for row in found["rows"]]
     for goal in found["goals"]:
         share = goal["stall_of_iteration"]
         lines.append(
             f"{goal['place']}: stall {1000 * goal['stall_s_per_100_mb']:.1f} ms per 100 MB"
             f"{f', {100 * share:.2f} % of an iteration' if share is not None else ''} "
-            f"(goal {100 * STALL_GOAL:g} %); persisted in {goal['persist_of_raw_copy']:.2f} times a raw "
-            f"copy (goal {PERSIST_GOAL})"
+            f"({_verdict(share, STALL_GOAL, f'{100 * STALL_GOAL:g} %')}); persisted in "
+            f"{goal['persist_of_raw_copy']:.2f} times a raw copy "
+            f"({_verdict(goal['persist_of_raw_copy'], PERSIST_GOAL, f'{PERSIST_GOAL}')})"
         )
     return "\n".join(lines)
+
+
+def row_text(row: Row) -> str:
+    """One line of the table."""
+    return (
+        f"{row.place[:12]:12} {row.method:16} {1000 * row.stall_s:6.1f} ms "
+        f"{row.persist_s:7.3f} s {row.peak_extra_bytes / row.state_bytes:7.2f} states"
+    )
+
+
+def _verdict(value: float | None, goal: float, shown: str) -> str:
+    if value is None:
+        return f"goal {shown}"
+    return f"goal {shown}: {'met' if value <= goal else 'missed'}"

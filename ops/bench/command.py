@@ -184,7 +184,7 @@ def _configure_checkpoint(benchmarks: Any) -> None:
     )
     parser = benchmarks.add_parser("checkpoint", help=text, description=text)
     parser.add_argument("--size", default="100MB", metavar="SIZE", help="of the state (100MB)")
-    parser.add_argument("--saves", type=int, default=5, metavar="N", help="timed (5)")
+    parser.add_argument("--saves", type=int, default=3, metavar="N", help="timed, at most (3)")
     parser.add_argument("--device", default="cpu", help="where the live state is: cpu, cuda")
     text = "where to save to beside a local directory (an S3 server on this machine, by moto)"
     parser.add_argument("--url", metavar="URL", help=text)
@@ -330,7 +330,12 @@ def _checkpoint(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     if args.saves < 1:
         raise ConfigError(f"--saves {args.saves}: at least 1")
     rows = checkpoint.measure(
-        directory, size_bytes, saves=args.saves, device=args.device, url=args.url
+        directory,
+        size_bytes,
+        saves=args.saves,
+        device=args.device,
+        url=args.url,
+        on_row=lambda row: None if args.json else print(checkpoint.row_text(row), flush=True),
     )
     about = {name: getattr(args, name) for name in ("size", "saves", "device")}
     return checkpoint.document(rows, about)

@@ -8,9 +8,9 @@ import pytest
 
 from rallypoint.checkpointing.opening import open_storage
 from rallypoint.checkpointing.storage import Storage
-from tests.fakes.object_stores import ObjectStore, gcs_store, s3_store
+from tests.fakes.object_stores import ObjectStore, azure_store, gcs_store, s3_store
 
-KINDS = ("local", "memory", "s3", "gs")
+KINDS = ("local", "memory", "s3", "gs", "az")
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +24,13 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
 def gs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
     """A server of the Google Cloud Storage API."""
     with gcs_store(tmp_path_factory.mktemp("gs")) as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def az(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """A server of the Azure Blob Storage API."""
+    with azure_store(tmp_path_factory.mktemp("az")) as store:
         yield store
 
 

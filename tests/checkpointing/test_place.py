@@ -114,10 +114,21 @@ def test_a_survey_is_printed_by_a_process_without_torch(s3: ObjectStore) -> None
     assert json.loads(done.stdout)["verdict"] == "good"
 
 
-def test_a_bucket_that_is_not_there_is_refused(s3: ObjectStore) -> None:
-    found = main(f"s3://no-{uuid.uuid4().hex}/x", str(s3.credentials))
+@pytest.mark.parametrize("kind", ["s3", "gs", "az"])
+def test_a_bucket_that_is_not_there_is_refused(request: pytest.FixtureRequest, kind: str) -> None:
+    store: ObjectStore = request.getfixturevalue(kind)
+    found = main(f"{kind}://no-{uuid.uuid4().hex}/x", str(store.credentials))
     assert found.verdict == "refused", found.words
     assert "bucket" in found.words
+
+
+def test_keys_that_azure_does_not_take_are_refused(az: ObjectStore, tmp_path: Path) -> None:
+    file = tmp_path / "az.json"
+    text = az.options()["connection_string"]
+    file.write_text(json.dumps({"connection_string": text.replace("=emulator;", "=nobody;")}))
+    found = main(az.place(), str(file))
+    assert found.verdict == "refused", found.words
+    assert az.options()["connection_string"].partition("AccountKey=")[2][:20] not in found.words
 
 
 def test_a_store_that_does_not_answer_is_unreachable(tmp_path: Path) -> None:
@@ -169,6 +180,9 @@ def test_secrets_are_struck_out_of_messages(tmp_path: Path) -> None:
     credentials = Credentials(str(file))
     credentials.options()
     assert credentials.redacted("GET /?sig=tok-123456 failed") == "GET /?sig=*** failed"
+    file.write_text(json.dumps({"connection_string": "AccountName=walking;AccountKey=a2V5a2V5;"}))
+    credentials.options()
+    assert credentials.redacted("walking: a2V5a2V5 is wrong") == "walking: *** is wrong"
 
 
 def test_a_storage_takes_up_rotated_credentials(s3: ObjectStore, tmp_path: Path) -> None:

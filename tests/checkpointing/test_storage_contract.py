@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rallypoint.checkpointing import objects
 from rallypoint.checkpointing.objects import BLOCK_BYTES
 from rallypoint.checkpointing.probe import refuses_second_create
 from rallypoint.checkpointing.storage import Buffer, Storage
@@ -19,6 +20,12 @@ def storage(open_place: Open) -> Storage:
     storage = open_place()
     storage.claim("d")
     return storage
+
+
+@pytest.fixture(autouse=True)
+def small_wholes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is larger than a block is streamed, and not only what is much larger."""
+    monkeypatch.setattr(objects, "WHOLE_BYTES", BLOCK_BYTES)
 
 
 def content(storage: Storage, name: str, directory: str = "d") -> bytes:
@@ -70,6 +77,19 @@ def test_a_file_of_several_blocks_comes_back_bit_for_bit(storage: Storage) -> No
     with storage.open("d", "a") as file:
         assert all(file.read(len(piece)) == piece for _ in range(count))
         assert file.read(1) == b""
+
+
+@pytest.mark.slow
+def test_a_large_file_is_put_whole_on_the_stores_own_condition(
+    open_place: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "WHOLE_BYTES", 2 * BLOCK_BYTES)
+    storage, first = open_place(), os.urandom(BLOCK_BYTES + 7)
+    storage.claim("d")
+    storage.create("d", "a", (first[:5], memoryview(first)[5:]))
+    with pytest.raises(FileExistsError):
+        storage.put_if_absent("d", "a", os.urandom(BLOCK_BYTES + 7))
+    assert content(open_place(), "a") == first
 
 
 @pytest.mark.parametrize("size", [1, BLOCK_BYTES + 1])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rallypoint.checkpointing import objects
 from rallypoint.checkpointing.manifest import MANIFEST_FILE, STATE_FILE
 from rallypoint.checkpointing.objects import BLOCK_BYTES, FsspecStorage
 from rallypoint.checkpointing.store import CheckpointStore
@@ -173,8 +174,11 @@ def test_a_slow_store_holds_nobody_up_and_the_newest_state_waits(
     assert harness.done() == [1, 2, 5]
 
 
-def test_half_a_stream_is_never_completed(fs: type[FaultyFileSystem]) -> None:
+def test_half_a_stream_is_never_completed(
+    fs: type[FaultyFileSystem], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The store goes down after the first block."""
+    monkeypatch.setattr(objects, "WHOLE_BYTES", BLOCK_BYTES)
     storage = FsspecStorage("faulty://bucket/x")
     closed: list[bool] = []
 

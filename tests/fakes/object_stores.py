@@ -1,5 +1,6 @@
-"""Real object store servers on loopback, over HTTP: S3 (moto) and GCS (fake-gcs-server)."""
+"""Object store servers on loopback, over HTTP: S3 (moto), GCS (fake-gcs-server), Azure Blob (our own)."""
 
+import base64
 import contextlib
 import json
 import os
@@ -16,10 +17,13 @@ from typing import Any
 
 import fsspec
 
+from tests.fakes.azure_server import ACCOUNT
+
 START_S = 60.0
 BUCKET = "checkpoints"
 SECRET = "secret-of-the-emulator"  # noqa: S105 - no secret
 _S3 = Path(__file__).with_name("s3_server.py")
+_AZURE = Path(__file__).with_name("azure_server.py")
 
 
 @dataclass(frozen=True)
@@ -57,14 +61,20 @@ class ObjectStore:
 @contextlib.contextmanager
 def s3_store(directory: Path) -> Iterator[ObjectStore]:
     """A server of the S3 API."""
-    command = [sys.executable, str(_S3)]
-    with _process(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
-        assert process.stdout is not None
-        endpoint = f"http://127.0.0.1:{int(process.stdout.readline())}"
+    with _program(_S3) as endpoint:
         options = {"key": "emulator", "secret": SECRET, "endpoint_url": endpoint}
         yield _with_bucket("s3", endpoint, directory, options)
+
+
+@contextlib.contextmanager
+def azure_store(directory: Path) -> Iterator[ObjectStore]:
+    """A server of the Azure Blob Storage API."""
+    with _program(_AZURE) as endpoint:
+        key = base64.b64encode(SECRET.encode()).decode()
+        parts = {"DefaultEndpointsProtocol": "http", "AccountName": ACCOUNT, "AccountKey": key}
+        parts["BlobEndpoint"] = f"{endpoint}/{ACCOUNT}"
+        text = ";".join(f"{name}={value}" for name, value in parts.items())
+        yield _with_bucket("az", endpoint, directory, {"connection_string": text})
 
 
 @contextlib.contextmanager
@@ -91,6 +101,17 @@ def _with_bucket(
     credentials.write_text(json.dumps(options))
     fsspec.filesystem(scheme, skip_instance_cache=True, **options).mkdir(BUCKET)
     return ObjectStore(scheme, endpoint, credentials)
+
+
+@contextlib.contextmanager
+def _program(script: Path) -> Iterator[str]:
+    """URL of a server that prints its port, and ends with its standard input."""
+    command = [sys.executable, str(script)]
+    with _process(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
 
 
 @contextlib.contextmanager

@@ -133,7 +133,7 @@ class ExportCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Export and print; 0."""
-        loaded = load_told(args.checkpoint)
+        loaded = load_told(args)
         done = export(loaded, args.format, args.output)
         if args.json:
             print(msgspec.json.encode(done).decode())

@@ -205,7 +205,7 @@ class PlayCommand:
         wanted = ".png" if args.png else ".mp4"
         if output is not None and output.suffix != wanted:
             raise PlayError(f"{output}: the name of the file must end in {wanted}")
-        loaded = load_told(args.checkpoint)
+        loaded = load_told(args)
         if output is None:
             task = configuration(loaded).env.task
             output = Path(f"{task}-{loaded.info.iteration:010d}.mp4")
