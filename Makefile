@@ -4,6 +4,7 @@
 #   make run RUN=runs/demo       the same in another directory
 #   make test                    lint, types, import contracts and every test
 #   make test PYTEST_ARGS="tests/daemon -k lease"
+#   make test-isaaclab test-mjlab   tests that need these simulators, in environments of their own
 #   make docs                    the documentation as HTML, in build/docs
 #
 # TORCH names the build to install. A plain index may hold torch's CUDA build only (several GB);
@@ -24,7 +25,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 .PHONY: help run test lint docs stubs clean
 
 help:
-	@sed -n '3,7s/^# *//p' Makefile
+	@sed -n '3,8s/^# *//p' Makefile
 
 # ARGS goes to `rallypoint run`, for example ARGS="--workers 3 --iterations 50".
 run: .venv/installed
@@ -81,22 +82,26 @@ clean:
 	@touch $@
 
 # Two simulators that want other versions of MuJoCo, each on top of .venv: what is not there is looked for
-# in .venv. On Python 3.11 too, although Isaac Lab asks for 3.12: there it has been found to run.
+# in .venv, but for its MuJoCo. On Python 3.11 too, although Isaac Lab asks for 3.12: there it has been
+# found to run. pip lists what the simulators ask for and these tests do not need.
 .venv-isaaclab/installed: .venv/installed-dev requirements-isaaclab.txt
 	$(call on_top,.venv-isaaclab)
-	.venv-isaaclab/bin/pip install --no-deps --ignore-requires-python isaaclab==3.0.0
-	.venv-isaaclab/bin/pip install -r requirements-isaaclab.txt
+	.venv-isaaclab/bin/pip install -q --no-deps --ignore-requires-python isaaclab==3.0.0
+	.venv-isaaclab/bin/pip install -q -r requirements-isaaclab.txt
 	@touch $@
 
 .venv-mjlab/installed: .venv/installed-dev requirements-mjlab.txt
 	$(call on_top,.venv-mjlab)
-	.venv-mjlab/bin/pip install --no-deps mjlab==1.6.0 rsl-rl-lib==5.4.2
-	.venv-mjlab/bin/pip install -r requirements-mjlab.txt
+	.venv-mjlab/bin/pip install -q --no-deps mjlab==1.6.0 rsl-rl-lib==5.4.2
+	.venv-mjlab/bin/pip install -q -r requirements-mjlab.txt
 	@touch $@
 
-site = $(shell $(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 define on_top
-	$(PYTHON) -m venv $(1)
-	echo "import site; site.addsitedir('$(call site,.venv)')" > "$$($(1)/bin/python -c \
-	  'import sysconfig; print(sysconfig.get_path("purelib"))')/on_top.pth"
+	$(PYTHON) -m venv --clear $(1)
+	rm -rf build/below$(1)
+	mkdir -p build/below$(1)
+	ln -s $(CURDIR)/.venv/lib/python3*/site-packages/* build/below$(1)
+	rm build/below$(1)/mujoco*
+	cd $(1)/lib/python3*/site-packages && \
+	  echo "import site; site.addsitedir('$(CURDIR)/build/below$(1)')" > below.pth
 endef
