@@ -22,7 +22,7 @@ TEST_WORKERS ?= 3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help run test lint docs stubs clean
+.PHONY: help run test test-isaaclab test-mjlab lint docs stubs clean
 
 help:
 	@sed -n '3,8s/^# *//p' Makefile
