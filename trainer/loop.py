@@ -1,5 +1,6 @@
 """The training loop of a worker: iterations in whatever generation it is, until it leaves."""
 
+import contextlib
 import time
 
 import torch
@@ -12,7 +13,13 @@ from rallypoint.trainer.elastic.forming import Formation
 from rallypoint.trainer.elastic.session import ElasticSession
 from rallypoint.trainer.elastic.state import CommitRecord
 from rallypoint.trainer.envs.base import VecEnv
-from rallypoint.trainer.errors import GroupBroken, Left, RolloutDropped, StateMismatch
+from rallypoint.trainer.errors import (
+    EnvCapacityError,
+    GroupBroken,
+    Left,
+    RolloutDropped,
+    StateMismatch,
+)
 from rallypoint.trainer.ppo import PpoLearner
 from rallypoint.trainer.rollout import Rollout, join
 
@@ -46,7 +53,7 @@ class TrainingLoop:
             formation = self._session.enter()
             try:
                 self._step(formation)
-            except (GroupBroken, StateMismatch) as error:
+            except (GroupBroken, StateMismatch, EnvCapacityError) as error:
                 self._unwrap()
                 self._session.broken(error)
 
@@ -177,7 +184,11 @@ class TrainingLoop:
             self._session.set_phase("envs")
         began_s = time.monotonic()
         self._learner.set_up(self._env)
-        cut = self._rows.hold(blocks, at)
+        presence, resize = self._session.presence, self._env.spec.capabilities.resize
+        # To build a simulator takes as long as it takes, and is no hang.
+        with contextlib.nullcontext() if resize == "exact" else presence.alive():
+            cut = self._rows.hold(blocks, at)
+        presence.built(self._env.builds)
         self._session.envs_s += time.monotonic() - began_s
         return cut
 

@@ -44,7 +44,7 @@ from rallypoint.trainer.elastic.registry import StateRegistry
 from rallypoint.trainer.elastic.rowsfile import RowsFiles
 from rallypoint.trainer.elastic.session import ElasticSession
 from rallypoint.trainer.elastic.state import TrainingState
-from rallypoint.trainer.envs.base import VecEnv
+from rallypoint.trainer.envs.base import PreparedEnv, VecEnv
 from rallypoint.trainer.envs.factory import expected_envs, make_env
 from rallypoint.trainer.errors import Left, RestartCold, is_out_of_memory
 from rallypoint.trainer.learners import learner_type
@@ -103,6 +103,8 @@ class Worker:
             on_abandoned=_leave_at_once,
         )
         self.session.attach(self.link)
+        if isinstance(self.env, PreparedEnv):
+            self.session.prepare = functools.partial(_prepare, self.env, config.env.block)
         self.checkpoints = CheckpointKeeper(
             config,
             str(rundir.path / "checkpoints"),
@@ -197,6 +199,10 @@ def _env(config: Config, device: torch.device) -> VecEnv:
     """The env, whose simulator is built for as many as this worker will probably hold."""
     dtype = DTYPES[config.ppo.dtype]
     return make_env(config, dtype=dtype, device=device, num_envs=expected_envs(config))
+
+
+def _prepare(env: PreparedEnv, block: int, blocks: int) -> bool:
+    return env.prepare(block * blocks)
 
 
 def _warm_up_envs(config: Config, env: VecEnv) -> int:

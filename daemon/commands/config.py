@@ -3,9 +3,10 @@
 import argparse
 import json
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, Final
 
-from rallypoint.daemon.commands import collectives, options
+from rallypoint.daemon.commands import collectives, options, rslrl
 from rallypoint.daemon.shared import configload, envbudget, timeouts
 from rallypoint.daemon.shared.profiles import PROFILES
 
@@ -20,10 +21,19 @@ class ConfigCommand:
         options.add_configuration(parser)
         text = "print the collectives of this job instead, with their bytes"
         parser.add_argument("--collectives", action="store_true", help=text)
+        parser.add_argument(
+            "--from-rsl-rl",
+            type=Path,
+            metavar="AGENT.yaml",
+            help="print a job file with the values of an agent file of RSL-RL instead",
+        )
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def run(self, args: argparse.Namespace) -> int:
         """Print; exit code 0."""
+        if args.from_rsl_rl is not None:
+            print(rslrl.text(args.from_rsl_rl))
+            return 0
         resolved = options.resolve(args)
         if args.collectives:
             config = resolved.config

@@ -62,11 +62,13 @@ class WorkerBecameReady:
 
 @dataclass(frozen=True)
 class WorkerBroke:
-    """A collective of this generation failed in a worker that lives."""
+    """A collective of this generation failed in a worker that lives, or it cannot hold its envs."""
 
     key: WorkerKey
     generation: int
     error: str
+    capacity_envs: int = 0
+    """Most envs that it can hold, where it has learned that by this; else 0."""
 
 
 @dataclass(frozen=True)

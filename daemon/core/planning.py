@@ -355,7 +355,8 @@ def build_plan(
 
 
 def _blocks(policy: LeaderPolicy, draft: Draft) -> dict[WorkerKey, tuple[int, ...]]:
-    """Heirs keep what they hold (the more senior where two claim a block); the budget says the rest."""
+    """Heirs keep what they hold (the more senior where two claim a block); the budget says the rest, up to what
+    each can hold."""
     held: dict[WorkerKey, tuple[int, ...]] = {}
     taken: set[int] = set()
     for worker in draft.heirs:
@@ -363,6 +364,11 @@ def _blocks(policy: LeaderPolicy, draft: Draft) -> dict[WorkerKey, tuple[int, ..
         taken.update(worker.record.blocks)
     order = [worker.key for worker in (*draft.heirs, *draft.newcomers)]
     count = policy.num_envs // policy.block
+    most = {
+        worker.key: worker.record.capacity_envs // policy.block
+        for worker in (*draft.heirs, *draft.newcomers)
+        if worker.record.capacity_envs
+    }
     if policy.budget == "per_rank":
-        return envbudget.assign_per_rank(held, order, count)
-    return envbudget.assign_global(held, order, count, move=draft.kind == "planned")
+        return envbudget.assign_per_rank(held, order, count, most)
+    return envbudget.assign_global(held, order, count, move=draft.kind == "planned", most=most)

@@ -132,11 +132,15 @@ def _apply(state: NodeState, slot: SlotState, event: WorkerEvent, now: float) ->
                 event.last_formed > slot.last_formed
             )  # adopted, and in a generation not known here
             return state, news(state, state.slots[slot.slot], now) if late else ()
-        case WorkerBroke(generation=generation):
+        case WorkerBroke(generation=generation, capacity_envs=capacity):
             newest = max(slot.broken_generation, generation)
             current = generation >= max(1, slot.last_formed)
             shown = _shown(slot, "rebuilding") if current else slot.state
-            return state.with_slot(slot.slot, broken_generation=newest, state=shown), ()
+            capacity = capacity or slot.capacity_envs
+            changed = state.with_slot(
+                slot.slot, broken_generation=newest, state=shown, capacity_envs=capacity
+            )
+            return changed, ()
         case WorkerFormed():
             return _form(state, slot, event, now)
         case WorkerCommitted(iteration=iteration):

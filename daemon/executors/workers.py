@@ -298,7 +298,9 @@ def _event_of(message: messages.WorkerMessage) -> NodeEvent | None:
                 checkpoint=message.checkpoint,
             )
         case messages.Broken():
-            return events.WorkerBroke(message.key, message.generation, message.error)
+            return events.WorkerBroke(
+                message.key, message.generation, message.error, message.capacity_envs
+            )
         case messages.Formed():
             return events.WorkerFormed(
                 message.key, message.generation, message.state_hash, message.iteration

@@ -183,6 +183,11 @@ def _named_set(
     return {path: Given(path, value, f"{kind} {name}") for path, value in sets[name].items()}
 
 
+def is_name(text: str) -> bool:
+    """Whether a job or a node can be called this."""
+    return _NAME.fullmatch(text) is not None
+
+
 def items(config: Config) -> Iterable[tuple[str, Any]]:
     """``("section.key", value)`` of every key, in the order of the schema."""
     for section in fields(config):
@@ -364,7 +369,7 @@ def _check_value(path: str, value: Any, given: Given | None) -> None:
         raise ConfigError(
             f"{path} = {value}{origin}: at least one layer is needed, each with a width of at least 1"
         )
-    if path in ("job.name", "node.name") and not _NAME.fullmatch(value):
+    if path in ("job.name", "node.name") and not is_name(value):
         raise ConfigError(
             f"{path} = {value!r}{origin}: must start with a letter or digit and hold only letters, "
             "digits, dot, dash and underscore, at most 63; it is part of paths and of store keys"

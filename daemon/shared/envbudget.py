@@ -4,8 +4,10 @@ An env block is a fixed group of ``block`` consecutive global env ids. Blocks ar
 moved, lost and weighted; a rank never holds part of one.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
-from heapq import heapify, heapreplace
+from heapq import heapify, heappop, heapreplace
+from types import MappingProxyType
 from typing import TypeVar
 
 from rallypoint.daemon.shared.config import Config
@@ -61,10 +63,15 @@ def check(config: Config) -> None:
                 f"env.num_envs = {env.num_envs} (env.budget = {env.budget!r}, env.block = {env.block}): "
                 f"{error}"
             ) from error
-        if env.max_envs is not None and max(counts) > env.max_envs:
+        # A global budget that a smaller world cannot hold is cut to its capacity: the deficit is shown.
+        if (
+            env.max_envs is not None
+            and max(counts) > env.max_envs
+            and (env.budget == "per_rank" or world_size == high)
+        ):
             raise BudgetError(
-                f"at world size {world_size} a rank would hold {max(counts)} envs, over env.max_envs = "
-                f"{env.max_envs}; raise it or job.min_workers (now {config.job.min_workers})"
+                f"at world size {world_size}, the greatest, a rank would hold {max(counts)} envs, over "
+                f"env.max_envs = {env.max_envs}; raise it, or take fewer envs or more workers"
             )
 
 
@@ -81,16 +88,21 @@ def world_size_range(config: Config) -> tuple[int, int]:
 
 
 def assign_per_rank(
-    held: Mapping[K, Sequence[int]], order: Sequence[K], blocks_each: int
+    held: Mapping[K, Sequence[int]],
+    order: Sequence[K],
+    blocks_each: int,
+    most: Mapping[K, int] = MappingProxyType({}),
 ) -> dict[K, tuple[int, ...]]:
     """Per-rank budget: members keep their blocks, newcomers take the lowest free ids, the blocks of
-    the lost lapse. ``held`` has the blocks of members that keep some; ``order`` is rank order."""
+    the lost lapse. ``held`` has the blocks of members that keep some; ``order`` is rank order;
+    ``most`` says how many blocks a member can hold, where that is known."""
     taken = {b for key in order for b in held.get(key, ())}
     result: dict[K, tuple[int, ...]] = {}
     candidate = 0
     for key in order:
-        mine = sorted(held.get(key, ()))[:blocks_each]
-        while len(mine) < blocks_each:
+        share = min(blocks_each, most.get(key, blocks_each))
+        mine = sorted(held.get(key, ()))[:share]
+        while len(mine) < share:
             if candidate not in taken:
                 mine.append(candidate)
                 taken.add(candidate)
@@ -100,25 +112,46 @@ def assign_per_rank(
 
 
 def assign_global(
-    held: Mapping[K, Sequence[int]], order: Sequence[K], total_blocks: int, *, move: bool
+    held: Mapping[K, Sequence[int]],
+    order: Sequence[K],
+    total_blocks: int,
+    *,
+    move: bool,
+    most: Mapping[K, int] = MappingProxyType({}),
 ) -> dict[K, tuple[int, ...]]:
     """Global budget: blocks 0 … total-1 over the ranks in ``order``, as evenly as whole blocks allow.
 
     Members keep their blocks. Free ones go, lowest first, to whoever is furthest below its share (lower rank first).
     Only with ``move`` (planned changes) do members give blocks away, so that counts become those of
     `split`; a forced change never moves a block between survivors, which may hold a rollout of it.
+    ``most`` says how many blocks a member can hold, where that is known: nobody holds more, the others
+    hold what it cannot, and what nobody can hold is left out.
     """
+    targets = _targets(order, total_blocks, most)
     mine = {key: sorted(b for b in held.get(key, ()) if b < total_blocks) for key in order}
-    targets = dict(zip(order, split(total_blocks, len(order), 1), strict=True))
-    if move:
-        for key in order:
-            del mine[key][targets[key] :]
+    for key in order:
+        del mine[key][targets[key] if move else most.get(key, total_blocks) :]
     taken = {b for blocks in mine.values() for b in blocks}
+    free = (block for block in range(total_blocks) if block not in taken)
     needs = [(len(mine[key]) - targets[key], rank) for rank, key in enumerate(order)]
     heapify(needs)
-    for block in range(total_blocks):
-        if block not in taken:
+    for block in itertools.islice(free, sum(targets.values()) - len(taken)):
+        surplus, rank = needs[0]
+        while len(mine[order[rank]]) >= most.get(order[rank], total_blocks):
+            heappop(needs)  # it can hold no more
             surplus, rank = needs[0]
-            mine[order[rank]].append(block)
-            heapreplace(needs, (surplus + 1, rank))
+        mine[order[rank]].append(block)
+        heapreplace(needs, (surplus + 1, rank))
     return {key: tuple(sorted(blocks)) for key, blocks in mine.items()}
+
+
+def _targets(order: Sequence[K], total_blocks: int, most: Mapping[K, int]) -> dict[K, int]:
+    """Even shares, those of members that can hold fewer cut to that, and the others' raised by it."""
+    shares = dict(zip(order, split(total_blocks, len(order), 1), strict=True))
+    full: dict[K, int] = {}
+    while over := {key: most[key] for key in shares if shares[key] > most.get(key, total_blocks)}:
+        full |= over
+        rest, left = [key for key in shares if key not in over], total_blocks - sum(full.values())
+        base, extra = divmod(left, max(1, len(rest)))
+        shares = {key: base + (i < extra) for i, key in enumerate(rest)}
+    return full | shares

@@ -80,7 +80,8 @@ class Ready(_Message, frozen=True, kw_only=True):
 
 
 class Broken(_Message, frozen=True, kw_only=True):
-    """A collective of this generation failed: a peer is gone, or the supervisor released us."""
+    """A collective of this generation failed: a peer is gone, or the supervisor released us. Or this worker
+    cannot hold the envs that the plan gives it."""
 
     key: WorkerKey
     generation: int
@@ -88,6 +89,8 @@ class Broken(_Message, frozen=True, kw_only=True):
     error: str
     at_s: float
     """CLOCK_MONOTONIC seconds of this host."""
+    capacity_envs: int = 0
+    """Most envs that it can hold, where it has learned that by this; else 0."""
 
 
 class Formed(_Message, frozen=True, kw_only=True):

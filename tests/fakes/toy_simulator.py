@@ -1,7 +1,9 @@
 """A simulator of a fixed number of envs that behaves as badly as real ones may: it hands out the same
 tensors again, reseeds the global generators, and draws from them."""
 
+import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -71,5 +73,18 @@ class Toy:
 
 
 def make(request: EnvRequest) -> RebuiltEnv:
-    """The toy as a backend, for ``env.backend``."""
-    return RebuiltEnv(lambda count: Toy(count, request.seed), request)
+    """The toy as a backend, for ``env.backend``. Overrides: builds wait while ``gate``, a file, is there;
+    one of more than ``memory_envs`` runs out of memory."""
+    gate = Path(str(request.overrides.get("gate", "/nowhere")))
+    most = int(request.overrides.get("memory_envs", 10**6))
+
+    def build(count: int) -> Toy:
+        deadline_s = time.monotonic() + 100
+        while gate.exists():
+            assert time.monotonic() < deadline_s, f"nobody opens {gate}"
+            time.sleep(0.01)
+        if count > most:
+            raise torch.OutOfMemoryError(f"no room for {count} envs")
+        return Toy(count, request.seed)
+
+    return RebuiltEnv(build, request)

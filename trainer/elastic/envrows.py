@@ -18,7 +18,7 @@ from rallypoint.trainer.elastic.registry import StateRegistry
 from rallypoint.trainer.elastic.rowsfile import Rows, RowsFiles
 from rallypoint.trainer.elastic.rowsmove import Keep, exchange
 from rallypoint.trainer.envs.base import VecEnv
-from rallypoint.trainer.errors import EnvError
+from rallypoint.trainer.errors import EnvCapacityError, EnvError
 
 EnvIds = NDArray[np.int64]
 
@@ -140,7 +140,11 @@ class EnvRows:
         ids = env_ids(blocks, self._block)
         if np.array_equal(ids, self._env.env_ids):
             return ids[:0]
-        begun = self._env.assign(ids, iteration=at.iteration + 1)
+        try:
+            begun = self._env.assign(ids, iteration=at.iteration + 1)
+        except EnvCapacityError:
+            self._stands_at = None  # what is owned may have begun anew
+            raise
         self._on_assign(np.setdiff1d(ids, begun))
         self._on_assign(ids)
         return begun

@@ -65,6 +65,9 @@ class Generations(Generic[R]):
         self.load_checkpoint: Callable[[tuple[int, int], int], None] | None = None
         """Loads the newest checkpoint not newer than this into live state, as the beginning of this
         lineage; set by the worker."""
+        self.prepare: Callable[[int], bool] | None = None
+        """Whether so many env blocks can be taken over without building for long; begins to build. Set
+        by the worker."""
         self.load_warm_start: Callable[[str], None] | None = None
         """Loads parameters and statistics of this checkpoint into live state; set by the worker."""
         self.presence = presence
@@ -273,6 +276,7 @@ class Generations(Generic[R]):
                 phase=self._page.read().phase,
                 error=str(error),
                 at_s=time.monotonic(),
+                capacity_envs=getattr(error, "capacity_envs", 0),
             )
         )
 

@@ -35,6 +35,10 @@ class Presence:
         """This worker begins to form a generation; its collectives are counted from 0."""
         self._page.put(generation=generation, collective=0, touched_ns=time.monotonic_ns())
 
+    def built(self, builds: int) -> None:
+        """The simulator was built so often in this process."""
+        self._page.put(env_builds=builds)
+
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Inside: this worker waits for the other members of its generation."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rallypoint.daemon.shared import messages
+from rallypoint.daemon.shared.plan import Plan
 from rallypoint.trainer.elastic.generations import Generations, R
 from rallypoint.trainer.elastic.packet import (
     Packet,
@@ -88,7 +89,7 @@ class ElasticSession(Generations[R]):
         packet = Packet(
             generation=plan.generation,
             iteration=self.state.committed + 1,
-            newest_plan=self.newest_generation(),
+            newest_plan=self._newest_prepared(plan),
             stop=orders.stop_reason is not None,
             finite=finite,
             state_hash=self.state.live_hash(),
@@ -122,6 +123,17 @@ class ElasticSession(Generations[R]):
             self.hit("leave_generation")
             self._formation = None
         return record
+
+    def _newest_prepared(self, present: Plan) -> int:
+        """The newest plan that this worker can go over to at once. For a planned one that gives it another
+        number of envs it first builds, and all train on meanwhile."""
+        newest = self.link.orders.plan
+        mine = None if newest is None else newest.find(self.key)
+        if newest is None or mine is None or newest.kind == "forced" or self.prepare is None:
+            return self.newest_generation()
+        if newest.generation == present.generation or self.prepare(len(mine.blocks)):
+            return newest.generation
+        return present.generation
 
     def await_formed_mark(self) -> None:
         """Wait until ``job.formed`` is exactly the present generation: before that no iteration of it

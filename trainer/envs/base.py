@@ -176,6 +176,16 @@ Backend = Callable[[EnvRequest], VecEnv]
 override that it does not know."""
 
 
+@runtime_checkable
+class PreparedEnv(VecEnv, Protocol):
+    """An env that can build its next simulator while the present one steps."""
+
+    def prepare(self, count: int) -> bool:
+        """Whether `assign` of this many envs has nothing left to build that could be built beforehand.
+        Begins to, beside the present simulator, and returns at once."""
+        ...
+
+
 @dataclass(frozen=True)
 class Scene:
     """How an env can be drawn: a MuJoCo model that its rows are put into."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rallypoint.trainer.envs.base import EnvRequest, EnvSpec, StepResult
+from rallypoint.trainer.envs.building import Building
 from rallypoint.trainer.envs.isolation import OwnRandomness
 from rallypoint.trainer.errors import EnvCapacityError, EnvError, is_out_of_memory
 from rallypoint.trainer.rng import Purpose, uniform
@@ -98,6 +99,7 @@ class RebuiltEnv:
         self._iteration, self._step = -1, 0
         self._obs: dict[str, Tensor] = {}
         self._simulator: Simulator | None = None
+        self._next: Building[Simulator] | None = None
         self._size = 0
         self._make(min(request.num_envs, request.max_envs or request.num_envs))
         self._spec = self._present.spec
@@ -133,6 +135,16 @@ class RebuiltEnv:
         if wanted.size not in (0, self._size) and self._spec.capabilities.resize == "rebuild":
             carried = self._replace(wanted.size)
         return self._place(wanted, iteration, carried)
+
+    def prepare(self, count: int) -> bool:
+        """As `PreparedEnv.prepare`; with `Capabilities.multi_instance` alone there is something to do."""
+        can = self._spec.capabilities
+        if can.resize != "rebuild" or not can.multi_instance or count in (0, self._size):
+            return True
+        if self._next is None or self._next.count != count:
+            self._drop_next()
+            self._next = Building(self._build, count)
+        return self._next.done
 
     def begin_rollout(self, iteration: int) -> dict[str, Tensor]:
         self._iteration, self._step = iteration, 0
@@ -202,6 +214,10 @@ class RebuiltEnv:
         self._obs = self._checked(obs, "obs")
 
     def close(self) -> None:
+        self._drop_next()
+        self._close_present()
+
+    def _close_present(self) -> None:
         simulator, self._simulator = self._simulator, None
         if simulator is not None:
             with self._randomness.entered():
@@ -215,21 +231,29 @@ class RebuiltEnv:
             raise EnvError("this env is closed")
         return self._simulator
 
+    def _drop_next(self) -> None:
+        building, self._next = self._next, None
+        if building is not None:
+            building.drop()
+
+    def _set(self, simulator: Simulator, count: int) -> None:
+        self._simulator, self._size = simulator, count
+        self._builds += 1
+        self._obs = {}
+
     def _make(self, count: int) -> None:
         """Build for this many, or for the most that memory holds, which is learned."""
         while True:
             try:
                 with self._randomness.entered():
-                    self._simulator = self._build(count)
+                    built = self._build(count)
             except Exception as error:  # whatever it is goes on, but for a lack of memory
                 if not is_out_of_memory(error) or count == 1:
                     raise
                 worked = self._size if self._size < count else 0
                 self._learned = count = max(count // 2, worked)
                 continue
-            self._size = count
-            self._builds += 1
-            self._obs = {}
+            self._set(built, count)
             return
 
     def _check_capacity(self, count: int) -> None:
@@ -243,8 +267,17 @@ class RebuiltEnv:
     def _replace(self, count: int) -> tuple[Ids, Rows]:
         """Build anew for this many envs; who was owned, with the rows that can be carried."""
         carried = self._env_ids, self.rows()
-        self.close()
-        self._make(count)
+        ready, self._next = self._next, None
+        prepared = None
+        if ready is not None and ready.count == count:
+            prepared = ready.take()
+        elif ready is not None:
+            ready.drop()
+        self._close_present()
+        if prepared is None:
+            self._make(count)
+        else:
+            self._set(prepared, count)
         self._env_ids = self._row_of = np.zeros(0, dtype=np.int64)
         if self._size < count:
             self._place(carried[0][: self._size], self._iteration + 1, carried)

@@ -161,8 +161,8 @@ GLOBAL = ("--set", "env.budget=global")
             ["40 envs over 6 ranks"],
         ),
         (
-            [*GLOBAL, "--set", "env.max_envs=64", "--workers", "4"],
-            ["at world size 1", "128 envs", "env.max_envs = 64", "job.min_workers"],
+            [*GLOBAL, "--set", "env.max_envs=16", "--workers", "4"],
+            ["at world size 4, the greatest", "32 envs", "env.max_envs = 16", "more workers"],
         ),
         (["--set", "env.max_envs=64"], ["128 envs", "env.max_envs = 64"]),
         (["--set", "job.min_workers=3"], ["job.min_workers = 3", "2"]),

@@ -1,6 +1,7 @@
 """Splitting envs over ranks and handing out blocks: exact for every world size."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -61,12 +62,52 @@ def test_global_blocks_are_all_held_once_through_any_change(
         assert all(set(held[key]) <= set(result[key]) for key in kept)
 
 
+@given(
+    st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6, unique=True),
+    st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6, unique=True),
+    st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 9)),
+    st.integers(6, 30),
+    st.booleans(),
+)
+def test_nobody_holds_more_than_it_can_and_others_make_up_for_it(
+    before: list[str], after: list[str], most: dict[str, int], blocks: int, move: bool
+) -> None:
+    held = envbudget.assign_global({}, before, blocks, move=True)
+    result = envbudget.assign_global(held, after, blocks, move=move, most=most)
+    given_out = sorted(b for mine in result.values() for b in mine)
+    room = sum(most.get(key, blocks) for key in after)
+    assert len(set(given_out)) == len(given_out) == min(blocks, room)
+    assert all(len(mine) <= most.get(key, blocks) for key, mine in result.items())
+    if not move:  # what a survivor can hold, it keeps: it may have a rollout of it
+        for key in set(after) & set(held):
+            kept = held[key][: most.get(key, blocks)]
+            assert set(kept) <= set(result[key])
+    shares = {key: len(mine) for key, mine in result.items()}
+    if move:
+        free = [shares[key] for key in after if shares[key] < most.get(key, blocks)]
+        assert max(free, default=0) - min(free, default=0) <= 1
+        assert max(shares.values()) <= max(free, default=blocks) + 1
+
+
+def test_per_rank_a_member_holds_what_it_can() -> None:
+    held = {"a": (0, 1), "c": (4, 5)}
+    assert envbudget.assign_per_rank(held, ["a", "c", "d"], 2, {"c": 1, "d": 1}) == {
+        "a": (0, 1),
+        "c": (4,),
+        "d": (2,),
+    }
+
+
 def test_numeric_32_the_whole_elastic_range_is_checked() -> None:
     env = EnvSection(budget="global", num_envs=64, max_envs=32)
     config = Config(env=env, node=NodeSection(workers=4), job=JobSection(min_workers=2))
     envbudget.check(config)
-    with pytest.raises(BudgetError, match="at world size 1 a rank would hold 64"):
-        envbudget.check(Config(env=env, node=NodeSection(workers=4)))
+    envbudget.check(Config(env=env, node=NodeSection(workers=4)))  # at 1 there is a deficit
+    small = replace(env, max_envs=8)
+    with pytest.raises(
+        BudgetError, match=r"at world size 4, the greatest, a rank would hold 16 .*= 8"
+    ):
+        envbudget.check(Config(env=small, node=NodeSection(workers=4)))
     with pytest.raises(BudgetError, match=r"job\.min_workers = 3"):
         envbudget.check(Config(job=JobSection(min_workers=3)))
 

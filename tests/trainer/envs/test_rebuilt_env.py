@@ -1,5 +1,7 @@
 """Envs on a simulator whose number of envs is fixed when it is built."""
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
@@ -196,3 +198,88 @@ def test_wrong_calls_are_refused() -> None:
     env.close()
     with pytest.raises(EnvError, match="closed"):
         env.step(torch.zeros(8, 1))
+
+
+# --- built beside the one that steps -----------------------------------------------------------------
+
+
+class Gate:
+    """Builds of 16 envs wait until they are let."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.let, self.built, self.error = threading.Event(), list[Toy](), error
+
+    def build(self, count: int) -> Toy:
+        if count == 16:
+            assert self.let.wait(30)
+            if self.error is not None and threading.current_thread() is not threading.main_thread():
+                raise self.error
+        self.built.append(Toy(count, 3))
+        return self.built[-1]
+
+    def env(self) -> RebuiltEnv:
+        env = RebuiltEnv(self.build, REQUEST)
+        env.assign(np.arange(8), iteration=1)
+        env.begin_rollout(1)
+        return env
+
+    def finish(self, env: RebuiltEnv) -> None:
+        self.let.set()
+        deadline_s = time.monotonic() + 30
+        while not env.prepare(16):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.001)
+
+
+def test_the_next_simulator_is_built_while_the_present_one_steps() -> None:
+    gate = Gate()
+    env = gate.env()
+    assert not env.prepare(16)
+    steps(env, 3)
+    assert not env.prepare(16)
+    assert env.builds == 1
+    gate.finish(env)
+    env.assign(np.arange(16), iteration=2)
+    assert (env.builds, len(gate.built)) == (2, 2)
+    env.begin_rollout(2)
+    assert steps(env, 1)[0].reward.shape == (16,)
+
+
+def test_nothing_is_prepared_where_nothing_has_to_be_built() -> None:
+    env = Gate().env()
+    assert env.prepare(8)
+    assert env.prepare(0)
+    assert env_with_memory(8, resize="restart").prepare(16)
+    alone = replace(CAPABILITIES, multi_instance=False)
+    assert RebuiltEnv(lambda count: Toy(count, 3, alone), REQUEST).prepare(16)
+
+
+def test_what_was_prepared_for_another_count_is_closed() -> None:
+    gate = Gate()
+    env = gate.env()
+    assert not env.prepare(16)
+    env.assign(np.arange(24), iteration=2)
+    gate.let.set()
+    env.close()
+    deadline_s = time.monotonic() + 30
+    while len(gate.built) < 3 or len(gate.built[2]._state):  # closed by its own thread
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+def test_without_memory_for_two_the_old_one_is_closed_first() -> None:
+    gate = Gate(MemoryError("two are too many"))
+    env = gate.env()
+    env.prepare(16)
+    gate.finish(env)
+    env.assign(np.arange(16), iteration=2)
+    assert (env.builds, env.capacity_envs) == (2, None)
+
+
+def test_an_error_of_the_build_beside_is_raised_where_it_is_needed() -> None:
+    gate = Gate(ValueError("no such robot"))
+    env = gate.env()
+    env.prepare(16)
+    gate.finish(env)
+    with pytest.raises(ValueError, match="no such robot"):
+        env.assign(np.arange(16), iteration=2)
