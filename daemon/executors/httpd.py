@@ -66,6 +66,7 @@ class MonitoringServer:
         self._users = None if section.users_file is None else Users(section.users_file)
         self._socket = _bind(section.bind, section.port)
         self._host = section.bind
+        self._port = self._socket.getsockname()[1]
         self._registry = registry
         self._refresh = refresh
         self._why_not_ready = why_not_ready
@@ -73,10 +74,10 @@ class MonitoringServer:
 
     @property
     def url(self) -> str:
-        """The whole address of /metrics."""
+        """The whole address of /metrics, also after the end."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         scheme = "http" if self._tls is None else "https"
-        return f"{scheme}://{host}:{self._socket.getsockname()[1]}/metrics"
+        return f"{scheme}://{host}:{self._port}/metrics"
 
     def start(self) -> None:
         """Serve from the running event loop."""
