@@ -16,7 +16,7 @@ from tests.fakes.prometheus import Webhook, alertmanager, prometheus, rule_error
 from tests.faults.injectors.job import WAIT_S, FaultJob
 from tests.project import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600)]
 
 JOB = "walker"
 RULES = ROOT / "ops/prometheus/rallypoint.rules.yml"
