@@ -94,7 +94,7 @@ def metrics_page() -> str:
         ## Figures of the trainer
 
         Gauges of the newest committed iteration, under the tags of [the curves](curves.md) with every other
-        character as `_`: global sums or means over all ranks, never one rank's view. One that nothing was
+        character as `_` and units written out: global sums or means over all ranks, never one rank's view. One that nothing was
         counted for (no episode ended) has no series then. A task adds `rallypoint_train_env_<figure>` and
         `rallypoint_train_episode_rew_<term>`.
         """,
@@ -106,8 +106,20 @@ def metrics_page() -> str:
         Env steps are accounted for once: `rallypoint_env_steps_total` counts what entered a committed
         iteration, `rallypoint_env_steps_lost_total` what was collected and did not (`died`: with its process;
         `dropped`: a worker took another's state, or left; `cut`: no part of the present algorithm cuts, so
-        it stays 0). `rallypoint_wall_seconds_total` adds up to the wall time of the workers, as far as they
-        have reported it: they do at every commit, and what came after the last one is lost with a worker.
+        it stays 0).
+
+        Every second of every slot is in exactly one activity of `rallypoint_wall_seconds_total`, from the start of
+        the supervisor on: rates over all activities add up to `rallypoint_slots`. A slot without a worker is in
+        warm_up before its first, in recovery (phase restart) after a loss, in drain after it left, in idle
+        while it is in quarantine. A wait for a peer that proves to be gone is recovery (phase detect) from
+        where it began. What an update that is rolled back took stays in its activity, and is badput by cause
+        redone. So
+
+        ```
+        goodput = 1 - sum(rate(rallypoint_badput_seconds_total[10m])) / sum(rate(rallypoint_wall_seconds_total[10m]))
+        ```
+
+        and `sum by (cause) (rate(rallypoint_badput_seconds_total[10m]))` is what was lost, in workers, and why.
         """,
     )
 

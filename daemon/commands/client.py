@@ -58,8 +58,8 @@ class AdminClient:
 
     def _read(self) -> dict[str, Any] | None:
         line = self._lines.readline()
-        if not line:
-            return None
+        if not line.endswith(b"\n"):
+            return None  # nothing, or the half of an answer: it has gone
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from rallypoint.daemon.executors.wallledger import WallBooks
 from rallypoint.daemon.shared.plan import WorkerKey
 
 _HEADER: Final = struct.Struct("<QII")  # number of the write, length, CRC-32 of the content
@@ -58,6 +59,8 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: CheckpointFact | None = None
     tiers: dict[str, float] = {}
     """Unix time of the newest commit to each tier of checkpoints."""
+    wall: WallBooks | None = None
+    """What is accounted for of each slot's time."""
     change: tuple[int, float, float, float] | None = None
     """The newest change: generation, and when it was noticed, decided, published (CLOCK_MONOTONIC)."""
 

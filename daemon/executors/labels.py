@@ -2,16 +2,17 @@
 
 from typing import Final
 
+from rallypoint.daemon.shared.plan import CHANGE_CAUSES
+
 PHASES: Final = ("detect", "release", "plan", "group", "sync", "envs", "first_step", "total")
-ACTIVITIES: Final = (
-    "rollout",
-    "update",
-    "statistics",
-    "recovery",
-    "checkpoint",
+BADPUT_CAUSES: Final = (
+    *CHANGE_CAUSES,
     "warm_up",
+    "restart",
+    "quarantine",
+    "checkpoint",
     "hold",
-    "drain",
+    "redone",
     "idle",
 )
 LOST_REASONS: Final = ("died", "dropped", "cut")

@@ -1,7 +1,8 @@
 """The registry of the metrics that the supervisor exposes, made from `metrictable.TABLE`.
 
 Every label value is created beforehand, so that a rate over a rare event starts from zero. Counters
-add up over all lives of workers; a dead worker leaves no series behind. Used from the event loop alone.
+add up over all lives of workers; a dead worker leaves no series behind. Changed from the event loop
+alone, and read from any thread.
 """
 
 import contextlib
@@ -34,6 +35,14 @@ _ERROR_KINDS: Final = {
     StorePermissionError: "permission",
     LeaseExpiredError: "lease_expired",
 }
+_UNITS: Final = {
+    "_m_s": "_meters_per_second",
+    "_rad_s": "_radians_per_second",
+    "_m": "_meters",
+    "_rad": "_radians",
+    "_s": "_seconds",
+}
+"""How figures end, longest first -> how their metrics do."""
 
 
 class Metrics:
@@ -174,5 +183,7 @@ class _TrainFigures(Collector):
 
 
 def train_name(figure: str) -> str:
-    """The metric that shows a figure of the trainer."""
-    return f"rallypoint_train_{re.sub(r'[^a-zA-Z0-9_]', '_', tag(figure)).lower()}"
+    """The metric that shows a figure of the trainer. Prometheus wants units written out."""
+    name = f"rallypoint_train_{re.sub(r'[^a-zA-Z0-9_]', '_', tag(figure)).lower()}"
+    short = next((end for end in _UNITS if name.endswith(end)), "")
+    return name.removesuffix(short) + _UNITS.get(short, "")

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from rallypoint.daemon.core.records import SHOWN_JOB_STATES, WORKER_STATES
 from rallypoint.daemon.executors.labels import (
-    ACTIVITIES,
+    BADPUT_CAUSES,
     ENV_SCOPES,
     ETCD_CALLS,
     ETCD_ERRORS,
@@ -21,6 +21,7 @@ from rallypoint.daemon.executors.labels import (
     RESTART_REASONS,
 )
 from rallypoint.daemon.shared import collectives
+from rallypoint.daemon.shared.activity import ACTIVITIES, RECOVERY_PHASES
 from rallypoint.daemon.shared.figures import Scope
 from rallypoint.daemon.shared.messages import TIERS
 from rallypoint.daemon.shared.plan import CHANGE_CAUSES, CHANGE_KINDS
@@ -216,8 +217,27 @@ _WORKERS: Final = (
         "wall_seconds_total",
         "counter",
         "supervisor",
-        "Seconds of workers by activity: over all of them they add up to their wall time.",
+        "Seconds of this node's slots, each in exactly one activity: they add up to slots times time, "
+        "with or without a worker in them. Computed at each scrape.",
         {"activity": ACTIVITIES},
+        unit="seconds",
+    ),
+    Spec(
+        "recovery_wall_seconds_total",
+        "counter",
+        "supervisor",
+        "Those in recovery, by phase; restart: the slot has no worker because it lost one.",
+        {"phase": RECOVERY_PHASES},
+        unit="seconds",
+    ),
+    Spec(
+        "badput_seconds_total",
+        "counter",
+        "supervisor",
+        "Those that were no progress, by what caused it: a change of membership (its recovery, counted once "
+        "its generation has formed; drain: leaving, too), restart, warm_up, quarantine, checkpoint, hold, "
+        "idle, redone (rollout or update that was thrown away). The rest of wall_seconds_total is goodput.",
+        {"cause": BADPUT_CAUSES},
         unit="seconds",
     ),
     Spec(

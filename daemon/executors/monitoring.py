@@ -28,12 +28,15 @@ class Facts:
 
 
 class Monitoring:
-    """Binds its port when it is made. Raises `ConfigError` for what cannot be used as it stands."""
+    """Binds its port when it is made. ``tick`` brings the books up to date before they are shown. Raises
+    `ConfigError` for what cannot be used as it stands."""
 
-    def __init__(self, config: Config, facts: Callable[[], Facts]) -> None:
+    def __init__(
+        self, config: Config, facts: Callable[[], Facts], tick: Callable[[], None]
+    ) -> None:
         self.metrics = Metrics()
         self._many = config.membership.backend != "embedded"
-        self._facts = facts
+        self._facts, self._tick = facts, tick
         self._server = MonitoringServer(
             config.metrics,
             self.metrics.registry,
@@ -58,6 +61,7 @@ class Monitoring:
             self.metrics.observe("lease_renewal_margin_seconds", margin_s)
 
     def _refresh(self) -> None:
+        self._tick()
         facts, now = self._facts(), time.monotonic()
         for state in SHOWN_JOB_STATES:
             self.metrics.set("job_state", facts.status["state"] == state, state=state)

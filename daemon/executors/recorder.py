@@ -6,6 +6,7 @@ in the order in which they happened.
 
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -24,9 +25,11 @@ from rallypoint.daemon.executors.books import Books, BooksFile
 from rallypoint.daemon.executors.checkpointfacts import Checkpoints
 from rallypoint.daemon.executors.journal import Journal, Line
 from rallypoint.daemon.executors.metrics import Metrics
+from rallypoint.daemon.executors.wallledger import WallLedger
 from rallypoint.daemon.shared import messages
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
+from rallypoint.daemon.shared.slotpage import LedgerReading
 
 _log = structlog.get_logger(__name__)
 
@@ -48,6 +51,9 @@ class Recorder:
         """Plan of the newest formed generation."""
         self.faults: dict[WorkerKey, messages.Fault] = {}
         self.recovery = RecoveryClock(config.node.name)
+        self.ledgers: Callable[[], Mapping[WorkerKey, LedgerReading]] = dict
+        """Reads the ledgers of all workers that are not reported gone; set by who has their pages."""
+        self._wall = WallLedger(config.node.workers, time.monotonic())
         self._journal = journal
         self._metrics = metrics
         self._config = config
@@ -68,6 +74,7 @@ class Recorder:
         self._heard.update(dict(books.heard))
         self._metrics.restore(books.totals)
         self._steps.resume(books.accounted, books.dead)
+        self._wall.resume(books.wall)
         self.figures = books.figures
         self._metrics.set_train_figures(books.figures)
         self.checkpoints.resume(books)
@@ -112,7 +119,13 @@ class Recorder:
         if message.stepped is not None:
             self._stepped(message.stepped)
 
+    def tick(self) -> None:
+        """Account for the time of all slots up to now."""
+        self._wall.tick(time.monotonic(), self.ledgers())
+        shown.seconds(self._metrics, *self._wall.take())
+
     def _save(self) -> None:
+        self.tick()
         self._books.write(
             Books(
                 heard=tuple(self._heard.items()),
@@ -124,6 +137,7 @@ class Recorder:
                 figures=self.figures,
                 checkpoint=self.checkpoints.newest,
                 tiers=self.checkpoints.tiers,
+                wall=self._wall.books(),
                 change=self.recovery.moments(),
             )
         )
@@ -207,8 +221,7 @@ class Recorder:
         stall = self._stalls.take(message, self.formed_plan)
         if stall is not None:
             self._metrics.observe("change_stall_seconds", stall.seconds, cause=stall.cause)
-        for activity, seconds in message.activity.items():
-            self._metrics.add("wall_seconds_total", max(0.0, seconds), activity=activity)
+        self._wall.committed(message)
         self._metrics.count_collectives(message.collectives)
         try:
             outcome = self._journal.commit(message)
@@ -243,6 +256,7 @@ class Recorder:
     def worker_states(self, states: list[str]) -> None:
         """States of all slots of this node."""
         shown.worker_states(self._metrics, states)
+        self._wall.quarantined([state == "quarantined" for state in states])
 
     def worker_restarted(self, reason: str) -> None:
         """A slot's worker is started again; ``reason`` says how the life before ended."""
@@ -254,9 +268,15 @@ class Recorder:
         plan = self.recovery.newest_plan
         if plan is not None and plan.find(key) is not None:
             self.recovery.noticed(at_s, now)
+            self._wall.changing()
 
-    def worker_ended(self, key: WorkerKey, collected: int, *, by_agreement: bool) -> None:
-        """A worker's process is gone; ``collected`` env steps were counted on its slot's page."""
+    def worker_ended(
+        self, key: WorkerKey, collected: int, ledger: LedgerReading, *, by_agreement: bool
+    ) -> None:
+        """A worker's process is gone, or could not be started; ``collected`` env steps and ``ledger`` are
+        those of its slot's page."""
+        self.tick()
+        self._wall.ended(key, time.monotonic(), ledger, by_agreement=by_agreement)
         self.faults.pop(key, None)
         self._heard.pop(key, None)
         shown.worker_gone(self._metrics, key)
@@ -269,6 +289,7 @@ class Recorder:
         if newest is not None and newest.generation >= plan.generation:
             return
         self.recovery.published(plan, now)
+        self._wall.changing()
         self._save()
         envs = plan.num_envs(self._config.env.block)
         _log.info(
@@ -296,6 +317,8 @@ class Recorder:
             return
         plan, formed = change.plan, next(iter(change.formed.values()), None)
         self.formed_plan = plan
+        self.tick()
+        self._wall.formed(plan.cause)
         shown.generation(self._metrics, self._config, plan)
         self._settle(plan)
         if formed is None:  # formed in an earlier life, or without any worker of this node

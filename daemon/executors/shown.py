@@ -1,7 +1,7 @@
 """Gauges that follow from the newest generation, the newest iteration, and the slots of this node."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from rallypoint.daemon.core.records import WORKER_STATES
@@ -77,3 +77,15 @@ def ages(
     for kind in CHANGE_KINDS:
         metrics.compute("last_change_seconds", partial(changes.total_s, kind), kind=kind)
         metrics.compute("last_change_age_seconds", partial(age_s, kind), kind=kind)
+
+
+def seconds(
+    metrics: Metrics, wall: Mapping[tuple[str, str], float], badput: Mapping[str, float]
+) -> None:
+    """What the slots of this node have spent, by activity and phase, and which of it was no progress, why."""
+    for (activity, phase), spent_s in wall.items():
+        metrics.add("wall_seconds_total", spent_s, activity=activity)
+        if activity == "recovery":
+            metrics.add("recovery_wall_seconds_total", spent_s, phase=phase)
+    for cause, lost_s in badput.items():
+        metrics.add("badput_seconds_total", lost_s, cause=cause)

@@ -97,7 +97,7 @@ class Supervisor:
         self._place = require_checkpoint_place(rundir, config)
         self._drawing = Drawing(config, rundir)
         self._state = persist.open_state(rundir, config, versions, self._place, fresh=fresh)
-        self._monitoring = Monitoring(config, self._facts)
+        self._monitoring = Monitoring(config, self._facts, lambda: self.recorder.tick())
         metrics = self._monitoring.metrics
         journal = Journal(rundir.journal, self._drawing.follow)
         self.recorder = Recorder(journal, metrics, config, BooksFile(rundir.books))

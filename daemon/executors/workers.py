@@ -76,6 +76,7 @@ class Workers:
         self._answer_commit = answer_commit
         self._emit = emit
         self._pages: dict[WorkerKey, SlotPage] = {}
+        recorder.ledgers = lambda: {key: page.read_ledger() for key, page in self._pages.items()}
         self._left: set[WorkerKey] = set()
         self._killed: dict[WorkerKey, tuple[str, str]] = {}
         """Whom the supervisor killed: the reason in words, and as it is counted."""
@@ -109,6 +110,10 @@ class Workers:
     def _not_started(self, key: WorkerKey, error: OSError) -> None:
         self._ended_how[key.slot] = "spawn_failed"
         _log.error("worker_not_started", worker=str(key), error=str(error))
+        page = self._pages.pop(key, None)
+        if page is not None:
+            self._recorder.worker_ended(key, 0, page.read_ledger(), by_agreement=False)
+            page.close()
         self._emit(events.SpawnFailed(key, str(error)))
 
     async def kill_hung(self, key: WorkerKey, reason: str) -> None:
@@ -242,7 +247,7 @@ class Workers:
         if not by_agreement:
             self._ended_how[key.slot] = counted or _restart_reason(ended, fault)
         page = self._pages.pop(key)
-        counters = page.read()
+        counters, ledger = page.read(), page.read_ledger()
         page.close()
         log = _log.info if by_agreement else _log.warning
         log(
@@ -253,7 +258,8 @@ class Workers:
             phase=counters.phase,
             output_tail=() if by_agreement else ended.tail,
         )
-        self._recorder.worker_ended(key, counters.collected_env_steps, by_agreement=by_agreement)
+        collected = counters.collected_env_steps
+        self._recorder.worker_ended(key, collected, ledger, by_agreement=by_agreement)
         if not by_agreement:
             self._recorder.loss_noticed(key, noticed_s, time.monotonic())
         self._emit(events.WorkerExited(key, ended.code, ended.signal, reason))

@@ -143,6 +143,8 @@ class Committed(_Message, frozen=True, kw_only=True):
     """Global figures (sums or count-weighted means), the same on every rank."""
     activity: dict[str, float]
     """Seconds of this worker since its last report, by activity."""
+    redone_s: float = 0.0
+    """How many of them made what was thrown away: an update that was rolled back, a rollout not used."""
     wall_s: float = 0.0
     """Seconds since the commit before, or since its generation formed: of the generation alone."""
     collectives: dict[str, Use] = {}

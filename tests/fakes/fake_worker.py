@@ -31,6 +31,7 @@ from rallypoint.daemon.shared.exitcodes import EXIT_RESTART_COLD
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 from rallypoint.daemon.shared.rundir import RunDir
 from rallypoint.daemon.shared.slotpage import PHASES, SlotPage
+from rallypoint.trainer.elastic.ledger import Ledger
 from rallypoint.trainer.elastic.link import Link
 
 ITERATION_S = 0.02
@@ -92,6 +93,7 @@ class FakeWorker:
         self.config: Config = from_json(rundir.config.read_bytes())
         self.page = SlotPage(rundir.page(key.slot))
         self.page.put(incarnation=key.incarnation)
+        self.ledger = Ledger(self.page)
         self.options: dict[str, Any] = json.loads(os.environ.get("FAKE_WORKER", "{}"))
         self.committed = SharedNumber(rundir.path / "fake-committed")
         self.arrived = {
@@ -175,6 +177,7 @@ class FakeWorker:
         self.plan, self.may_train, self.stepped = plan, False, False
         if member is None:
             return
+        self.ledger.recover("group")
         if plan.restore and member.rank == 0:
             self.committed.write(self.saved.read() or 0)
             self.restored.write(plan.generation)
@@ -204,6 +207,7 @@ class FakeWorker:
         plan = self.plan
         if plan is None or self.formed != plan.generation or self.marked < plan.generation:
             return
+        self.ledger.switch("hold" if plan.hold else "rollout")
         if plan.commit_first and plan.rank0.key == self.key:
             self.ask += 1
             self.send(
@@ -259,7 +263,7 @@ class FakeWorker:
                 state_hash=state_hash(iteration),
                 ranks=ranks,
                 metrics={"episode_return_mean": float(iteration), "reward_mean": 0.5},
-                activity={"rollout": 0.01, "update": 0.005},
+                activity=self.ledger.take()[0],
             )
         )
         end = self.config.job.iterations
@@ -283,6 +287,7 @@ class FakeWorker:
         )
 
     def leave(self, reason: str) -> None:
+        self.ledger.switch("drain")
         plan = self.plan
         if reason in ("stopped", "finished") and plan is not None and plan.rank0.key == self.key:
             self.checkpoint()

@@ -72,6 +72,9 @@ class Host(Protocol):
     def apply_held(self) -> None:
         """Commit the result of the last collective that every survivor holds."""
 
+    def rolled_back(self) -> None:
+        """What was made of the state since the last commit is thrown away."""
+
     def begin(self, plan: Plan) -> None:
         """Take the live state, as it was built or as a warm start makes it, for committed."""
 
@@ -230,6 +233,7 @@ class Former:
             self._host.apply_held()
         elif state.dirty:
             state.roll_back()
+            self._host.rolled_back()
         if decision.receivers:
             self._broadcast(rank, decision.source)
         return receives

@@ -55,7 +55,7 @@ class Generations(Generic[R]):
         self.key = key
         self.state = state
         self.hand: RolloutInHand[R] = RolloutInHand()
-        self.ledger = Ledger()
+        self.ledger = Ledger(page)
         self.group = group
         self.checkpoint: tuple[int, int] | None = None
         """Newest verified checkpoint that this worker can read: (generation, iteration)."""
@@ -111,6 +111,7 @@ class Generations(Generic[R]):
     def set_phase(self, phase: str) -> None:
         """Note where this worker is, for the supervisor and whoever reads the page of a dead one."""
         self.presence.phase(phase)
+        self.ledger.phase(phase)
 
     # --- what forming needs -----------------------------------------------------------------------
 
@@ -132,10 +133,14 @@ class Generations(Generic[R]):
     def drop_rollout(self) -> None:
         dropped = self.hand.drop()
         if dropped:
+            self.ledger.redo("rollout")
             self.link.send(messages.StepsLost(key=self.key, reason="dropped", env_steps=dropped))
 
     def apply_held(self) -> None:
-        self._commit("held", {})
+        self._commit("held", ({}, 0.0))
+
+    def rolled_back(self) -> None:
+        self.ledger.redo("update", "statistics")
 
     def begin(self, plan: Plan) -> None:
         if plan.warm_start is not None and self.load_warm_start is not None:
@@ -262,7 +267,8 @@ class Generations(Generic[R]):
         generation = 0 if self._formation is None else self._formation.plan.generation
         self._formation = None
         self.group.release(before=self._tried + 1)
-        self.ledger.switch("recovery")
+        # From where it waited in vain: a peer that fell silent was waited for within an update.
+        self.ledger.recover("detect", since_ns=self.presence.waited_since_ns)
         self._report_broken(generation, error)
 
     def _report_broken(self, generation: int, error: TrainerError) -> None:
@@ -281,8 +287,12 @@ class Generations(Generic[R]):
         )
 
     def _wait_for_plan(self) -> None:
-        self.ledger.switch("recovery" if self.state.last_formed else "idle")
-        self.set_phase("ready" if not self.state.last_formed else "arrive")
+        if self.state.last_formed:
+            self.set_phase("arrive")
+            self.ledger.recover("detect")
+        else:
+            self.set_phase("ready")
+            self.ledger.switch("idle")
         self._wait(lambda: self.newest_generation() > self._tried)
         plan = self.link.orders.plan
         if plan is not None and plan.find(self.key) is None:
@@ -300,6 +310,7 @@ class Generations(Generic[R]):
     def check_orders(self) -> None:
         """Raises `Left` when this worker was told to leave, or is an orphan."""
         if self.link.orders.leave_reason is not None:
+            self.ledger.switch("drain")
             raise Left(self.link.orders.leave_reason)
         if self.link.orphaned:
             raise Left("orphaned")
@@ -361,7 +372,7 @@ class Generations(Generic[R]):
             raise GroupBroken("this worker is in no formed generation")
         return self._formation
 
-    def _commit(self, how: str, activity: dict[str, float]) -> None:
+    def _commit(self, how: str, spent: tuple[dict[str, float], float]) -> None:
         record = self.state.commit()
         self.hand.use()
         self._first_iteration = False
@@ -376,7 +387,8 @@ class Generations(Generic[R]):
                 state_hash=hash_text(self.state.snapshot.hash()),
                 ranks=record.ranks,
                 metrics=record.metrics,
-                activity=activity,
+                activity=spent[0],
+                redone_s=spent[1],
                 wall_s=self._wall_s,
                 collectives=self.group.meter.take(),
                 how=how,

@@ -22,6 +22,8 @@ class Presence:
 
     def __init__(self, page: SlotPage) -> None:
         self._page = page
+        self.waited_since_ns = 0
+        """When the newest wait for the other members began (CLOCK_MONOTONIC), over or not."""
 
     def phase(self, name: str) -> None:
         """Enter a phase of `PHASES`."""
@@ -42,7 +44,8 @@ class Presence:
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Inside: this worker waits for the other members of its generation."""
-        self._page.put(inside=1, touched_ns=time.monotonic_ns())
+        self.waited_since_ns = time.monotonic_ns()
+        self._page.put(inside=1, touched_ns=self.waited_since_ns)
         try:
             yield
         finally:

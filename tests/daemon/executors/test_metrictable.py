@@ -1,5 +1,8 @@
 """The table of metrics."""
 
+import pytest
+
+from rallypoint.daemon.executors.metrics import train_name
 from rallypoint.daemon.executors.metrictable import TABLE
 
 
@@ -16,3 +19,18 @@ def test_every_metric_is_named_as_monitoring_expects() -> None:
         ), spec.name
         assert bool(spec.buckets) == (spec.kind == "histogram"), spec.name
         assert (spec.scope == "worker") == ("slot" in spec.labels), spec.name
+
+
+@pytest.mark.parametrize(
+    ("figure", "name"),
+    [
+        ("episode_return_mean", "objective_rewards"),
+        ("noise_std", "policy_mean_noise_std"),
+        ("figure/velocity_error_m_s", "env_velocity_error_meters_per_second"),
+        ("figure/root_error_m", "env_root_error_meters"),
+        ("figure/tracking_error_rad", "env_tracking_error_radians"),
+        ("episode/rew_feet_slide", "episode_rew_feet_slide"),
+    ],
+)
+def test_figures_have_the_names_of_the_curves_with_whole_units(figure: str, name: str) -> None:
+    assert train_name(figure) == f"rallypoint_train_{name}"

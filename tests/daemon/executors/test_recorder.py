@@ -16,7 +16,10 @@ from rallypoint.daemon.shared import messages
 from rallypoint.daemon.shared.collectives import Use
 from rallypoint.daemon.shared.config import Config, EnvSection, NodeSection
 from rallypoint.daemon.shared.plan import WorkerKey
+from rallypoint.daemon.shared.slotpage import LedgerReading
 from tests.fakes.facts import A, B, committed, formed, plan
+
+NO_LEDGER = LedgerReading(0, 0, ())
 
 
 @pytest.fixture(name="metrics")
@@ -51,7 +54,6 @@ def test_committed_iterations_are_counted_once(recorder: Recorder, metrics: Metr
     assert (recorder.iteration, recorder.env_steps) == (1, 100)
     assert value(metrics, "rallypoint_env_steps_total") == 100
     assert value(metrics, "rallypoint_iterations_total") == 1
-    assert value(metrics, 'rallypoint_wall_seconds_total{activity="rollout"}') == 1.0
     assert value(metrics, 'rallypoint_membership_changes_total{cause="start"}') == 1
     assert value(metrics, 'rallypoint_envs{scope="global"}') == 16
     assert value(metrics, 'rallypoint_envs{scope="deficit"}') == 8
@@ -86,12 +88,12 @@ def test_steps_of_the_dead_are_lost_when_a_generation_without_them_has_formed(
 ) -> None:
     lost = 'rallypoint_env_steps_lost_total{reason="died"}'
     form(recorder, 1, A, B, restore=True)
-    recorder.worker_ended(B, 40, by_agreement=False)
+    recorder.worker_ended(B, 40, NO_LEDGER, by_agreement=False)
     assert value(metrics, lost) == 0
     recorder.take(committed(A, 1, {A: 60, B: 30}, how="held"), 0.0, 0.0)
     form(recorder, 2, A)
     assert value(metrics, lost) == 10
-    recorder.worker_ended(A, 65, by_agreement=False)
+    recorder.worker_ended(A, 65, NO_LEDGER, by_agreement=False)
     recorder.close()
     assert value(metrics, lost) == 15, "nothing more can be committed after the end"
 
@@ -200,8 +202,8 @@ def test_a_dead_worker_leaves_no_series(recorder: Recorder, metrics: Metrics) ->
         activity = {"rollout": rollout_s, "update": 0.5}
         recorder.take(committed(key, 1, {A: 60, B: 40}, activity=activity), 0.0, 0.0)
     assert value(metrics, 'rallypoint_worker_rollout_seconds{slot="1"}') == 2.0
-    recorder.worker_ended(B, 40, by_agreement=False)
-    recorder.worker_ended(WorkerKey("local", 1, 2), 0, by_agreement=False)
+    recorder.worker_ended(B, 40, NO_LEDGER, by_agreement=False)
+    recorder.worker_ended(WorkerKey("local", 1, 2), 0, NO_LEDGER, by_agreement=False)
     recorder.close()
     assert value(metrics, 'rallypoint_worker_rollout_seconds{slot="0"}') == 1.0
     text = prometheus_client.generate_latest(metrics.registry).decode()

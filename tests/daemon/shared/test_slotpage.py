@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from subprocess import Popen
 
+from rallypoint.daemon.shared.activity import BUCKETS
 from rallypoint.daemon.shared.slotpage import PHASES, SlotPage
 
 WRITER = """
@@ -38,6 +39,6 @@ def test_each_life_starts_with_a_cleared_page(tmp_path: Path) -> None:
     second = SlotPage(path, create=True)
     assert second.read().iteration == 0
     assert second.read().phase == PHASES[0]
-    assert os.path.getsize(path) == 8 * 10
+    assert os.path.getsize(path) == 8 * (12 + len(BUCKETS))
     first.close()
     second.close()
