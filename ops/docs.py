@@ -47,6 +47,27 @@ _ACCESS: Final = """
     event `metrics_files_not_reloaded`). A client has 10 s for its request and its answer, at most 8 KiB
     to ask, and there are 64 places: the oldest client goes, so idle and slow ones block nobody.
     """
+_SECONDS: Final = """
+    ## Env steps and seconds
+
+    Env steps are accounted for once: `rallypoint_env_steps_total` counts what entered a committed
+    iteration, `rallypoint_env_steps_lost_total` what was collected and did not (`died`: with its process;
+    `dropped`: a worker took another's state, or left; `cut`: no part of the present algorithm cuts, so
+    it stays 0).
+
+    Every second of every slot is in exactly one activity of `rallypoint_wall_seconds_total`, from the start of
+    the supervisor on: rates over all activities add up to `rallypoint_slots`. A slot without a worker is in
+    warm_up before its first, in recovery (phase restart) after a loss, in drain after it left, in idle
+    while it is in quarantine. A wait for a peer that proves to be gone is recovery (phase detect) from
+    where it began. What an update that is rolled back took stays in its activity, and is badput by cause
+    redone. So
+
+    ```
+    goodput = 1 - sum(rate(rallypoint_badput_seconds_total[10m])) / sum(rate(rallypoint_wall_seconds_total[10m]))
+    ```
+
+    and `sum by (cause) (rate(rallypoint_badput_seconds_total[10m]))` is what was lost, in workers, and why.
+    """
 
 
 def pages() -> dict[str, str]:
@@ -100,27 +121,7 @@ def metrics_page() -> str:
         """,
         _table(("metric", "scope", "meaning"), figures),
         _ACCESS,
-        """
-        ## Env steps and seconds
-
-        Env steps are accounted for once: `rallypoint_env_steps_total` counts what entered a committed
-        iteration, `rallypoint_env_steps_lost_total` what was collected and did not (`died`: with its process;
-        `dropped`: a worker took another's state, or left; `cut`: no part of the present algorithm cuts, so
-        it stays 0).
-
-        Every second of every slot is in exactly one activity of `rallypoint_wall_seconds_total`, from the start of
-        the supervisor on: rates over all activities add up to `rallypoint_slots`. A slot without a worker is in
-        warm_up before its first, in recovery (phase restart) after a loss, in drain after it left, in idle
-        while it is in quarantine. A wait for a peer that proves to be gone is recovery (phase detect) from
-        where it began. What an update that is rolled back took stays in its activity, and is badput by cause
-        redone. So
-
-        ```
-        goodput = 1 - sum(rate(rallypoint_badput_seconds_total[10m])) / sum(rate(rallypoint_wall_seconds_total[10m]))
-        ```
-
-        and `sum by (cause) (rate(rallypoint_badput_seconds_total[10m]))` is what was lost, in workers, and why.
-        """,
+        _SECONDS,
     )
 
 
