@@ -232,16 +232,21 @@ class FaultJob(Supervised):
 
     def processes_left(self) -> list[int]:
         """Every process of this job, the supervisor included, by a mark in its environment."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                try:
-                    environment = (entry / "environ").read_bytes()
-                except OSError:  # gone meanwhile
-                    continue
-                if self.mark.encode() in environment.split(b"\0"):
-                    found.append(int(entry.name))
-        return found
+        return processes_with(self.mark)
+
+
+def processes_with(mark: str) -> list[int]:
+    """Every process that has this ``NAME=value`` in its environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:  # gone meanwhile
+                continue
+            if mark.encode() in environment.split(b"\0"):
+                found.append(int(entry.name))
+    return found
 
 
 def by_rank(status: Status, rank: int) -> dict[str, Any]:
