@@ -209,8 +209,8 @@ def log_events_page() -> str:
         rows = [
             (
                 f"`{name}`",
-                ", ".join(level for level in logsites.LEVELS if level in levels[name]),
-                ", ".join(f"`{field}`" for field in names[name]),
+                ", ".join(level for level in logsites.LEVELS if level in levels.get(name, ())),
+                ", ".join(f"`{field}`" for field in names.get(name, ())),
                 meaning,
             )
             for name, meaning in events.items()

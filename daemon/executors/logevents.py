@@ -27,7 +27,7 @@ EVENTS: Final[dict[str, dict[str, str]]] = {
         "detach_requested": "The supervisor is to end without its workers.",
         "killed_at_once": "A second signal while stopping: workers are killed.",
         "stop_ignored": "A stop was asked for while the node ends already.",
-        "drain_ignored": "A drain was asked for while the node ends already.",
+        "drain_while_ending": "A drain was asked for while the node ends already: its deadline counts.",
         "state_write_failed": "`state.json` could not be written: nothing is published that the disk does not hold.",
         "service_manager_not_told": "systemd did not take a datagram.",
         "admin_client_dropped": "A command's connection failed or was malformed.",

@@ -2,9 +2,11 @@
 pages are built with warnings as errors."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from rallypoint.daemon.executors import logevents
 from rallypoint.daemon.executors.metrictable import TABLE
 from rallypoint.daemon.shared import configload, timeouts
 from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.figures import FIGURES, FOLDERS
 from rallypoint.ops import docs, logsites
 from tests.fakes.training import config, train
@@ -86,6 +89,46 @@ def test_every_figure_of_a_real_iteration_is_documented() -> None:
         *(name for name in known if name.startswith("aux_")),
     }
     assert known - others <= figures
+
+
+# --- blocks of code ---------------------------------------------------------------------------
+
+
+def blocks(*kinds: str) -> Iterator[tuple[str, str]]:
+    """Page and text of each block of code of these kinds, in all documents."""
+    for path in project_files():
+        if path.suffix == ".md":
+            found = re.finditer(r"^```(\w+)\n(.*?)^```$", source(path), re.MULTILINE | re.DOTALL)
+            yield from ((str(path), m[2]) for m in found if m[1] in kinds)
+
+
+def test_every_configuration_that_is_shown_is_valid(tmp_path: Path) -> None:
+    shown = list(blocks("toml"))
+    assert {page for page, _ in shown} >= {"README.md", "docs/spot-clusters.md"}
+    for page, text in shown:
+        file = tmp_path / "job.toml"
+        file.write_text(text)
+        try:  # with the name that each node of a cluster gets from its environment
+            configload.load(file, environ={"RALLYPOINT_NODE__NAME": "a"})
+        except ConfigError as error:
+            pytest.fail(f"{page}: {error}")
+
+
+def test_every_command_that_is_shown_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    parser, count = cli.full_parser(), 0
+    for page, text in blocks("sh", "bash"):
+        lines = text.replace("\\\n", " ").splitlines()
+        for command in (m[1] for x in lines for m in [_COMMAND.search(x)] if m is not None):
+            words = shlex.split(re.sub(r"\s\d$", "", command).strip(), comments=True)  # of 2>
+            try:
+                parser.parse_args(words)
+            except SystemExit:
+                pytest.fail(f"{page}: rallypoint {command}: {capsys.readouterr().err}")
+            count += 1
+    assert count > 20
+
+
+_COMMAND = re.compile(r"""(?:^|[\s"(/])rallypoint ((?:"[^"]*"|'[^']*'|[^|&;)>#"'])+)""")
 
 
 # --- the list of log events ----------------------------------------------------------------------
