@@ -8,9 +8,10 @@ import os
 import sys
 import threading
 import time
-from pathlib import Path
 
-from rallypoint.trainer import worker
+from rallypoint.daemon.shared.plan import WorkerKey
+from rallypoint.daemon.shared.rundir import RunDir
+from rallypoint.trainer import forkserver, worker
 
 BLOCK = b"noise %s\n" % (b"x" * 93) * 1024
 PAUSE_S = 0.01
@@ -26,17 +27,21 @@ def print_without_end(count: mmap.mmap) -> None:
         time.sleep(PAUSE_S)
 
 
-def main() -> int:
-    """The worker, with a thread that prints."""
-    given = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
-    if given["--slot"] == "0":
-        path = Path(given["--dir"], f"printed-0-{given['--incarnation']}")
-        path.write_bytes(bytes(8))
-        with path.open("r+b") as file:
-            count = mmap.mmap(file.fileno(), 8)
-        threading.Thread(target=print_without_end, args=(count,), daemon=True).start()
-    return worker.main()
+class NoisyWorker(worker.Worker):
+    """Prints from the end of its warm-up on."""
+
+    def __init__(self, rundir: RunDir, key: WorkerKey) -> None:
+        super().__init__(rundir, key)
+        self._count = rundir.path / f"printed-0-{key.incarnation}"
+
+    def say_ready(self) -> None:
+        if self.key.slot == 0:
+            self._count.write_bytes(bytes(8))
+            with self._count.open("r+b") as file:
+                count = mmap.mmap(file.fileno(), 8)
+            threading.Thread(target=print_without_end, args=(count,), daemon=True).start()
+        super().say_ready()
 
 
 if __name__ == "__main__":
-    os._exit(main())
+    sys.exit(forkserver.main(worker_type=NoisyWorker))

@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
+from rallypoint.daemon.executors.forkserver import ForkServer
 from tests.fakes import supervise_fakes
 
-supervise_fakes.FAKE = Path(supervise_fakes.__file__).with_name("noisy_worker.py")
+ForkServer.program = (str(Path(supervise_fakes.__file__).with_name("noisy_worker.py")),)
 sys.exit(supervise_fakes.main())

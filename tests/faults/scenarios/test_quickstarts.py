@@ -129,8 +129,9 @@ def test_three_nodes_with_etcd(shell: Shell) -> None:
     ):
         port, peer_port = (str(free.getsockname()[1]) for free in (one, two))
     output = shell.run(script("three-nodes.md"), ETCD_PORT=port, ETCD_PEER_PORT=peer_port)
-    for seen in ("node_lost", "join"):
-        assert seen in output
+    # With the worker gone and the supervisor's lease still good, whichever is seen first.
+    assert re.search(r"node_lost|worker_lost", output)
+    assert "join" in output
     ends = {name: shell.logged(f"{name}.log", "supervisor_ended")[-1]["code"] for name in "abc"}
     assert ends == {"a": 0, "b": 0, "c": 0}
     starts = {name: len(shell.logged(f"{name}.log", "worker_started")) for name in "abc"}
