@@ -117,9 +117,10 @@ def test_every_configuration_that_is_shown_is_valid(tmp_path: Path) -> None:
 def test_every_command_that_is_shown_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     parser, count = cli.full_parser(), 0
     for page, text in blocks("sh", "bash"):
-        lines = text.replace("\\\n", " ").splitlines()
+        redirected = text.replace("\\\n", " ")
+        lines = re.sub(r"\s\d?>>?\s*&?[^\s;|)]+", "", redirected).splitlines()
         for command in (m[1] for x in lines for m in [_COMMAND.search(x)] if m is not None):
-            words = shlex.split(re.sub(r"\s\d$", "", command).strip(), comments=True)  # of 2>
+            words = shlex.split(command.strip(), comments=True)
             try:
                 parser.parse_args(words)
             except SystemExit:
