@@ -122,7 +122,7 @@ def test_what_is_set_wrongly_fails(
 def test_metrics_that_anybody_may_read_are_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    opened = ("--set", "metrics.bind=0.0.0.0")
+    opened: tuple[str, ...] = ("--set", "metrics.bind=0.0.0.0")
     code, found = doctor(tmp_path, capsys, "metrics", *opened)
     assert code == 0
     assert "0.0.0.0: not encrypted, for everybody" in one(found, "warn")["text"]
