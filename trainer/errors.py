@@ -11,8 +11,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     if isinstance(error, MemoryError | OutOfMemoryError):
         return True
-    said = str(error) if isinstance(error, RuntimeError) else ""
-    return "can't allocate memory" in said or said.startswith("Failed to allocate ")  # torch, Warp
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 class TrainerError(RallypointError):

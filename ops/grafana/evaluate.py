@@ -1,8 +1,10 @@
 """The queries of a panel, with Grafana's variables filled in, asked of a real Prometheus."""
 
 import re
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from rallypoint.ops.grafana.model import Marks, Panel, Query
@@ -18,8 +20,8 @@ class Context:
     """What Grafana's variables stand for."""
 
     span: Span
-    job: str
-    """A regular expression of job names."""
+    job: str | None
+    """None: all jobs."""
     scrape_s: float
 
     def fill(self, expr: str) -> str:
@@ -30,7 +32,7 @@ class Context:
             "$__rate_interval": _duration(rate_s),
             "$__interval": _duration(step_s),
             "$__range": _duration(self.span.end_s - self.span.start_s),
-            "$job": self.job,
+            "$job": _pattern(self.job),
         }
         for name, value in values.items():
             expr = expr.replace(name, value)
@@ -84,15 +86,25 @@ def legend(text: str, series: Series) -> str:
 
 
 def scrape_interval_s(server: Prometheus, job: str, at_s: float) -> float:
-    """How far apart the samples of these jobs are. Raises `PrometheusError` when there are none."""
-    selector = f'rallypoint_generation{{job=~"{job}"}}'
-    found = server.instant(f"min(5 * 60 / (count_over_time({selector}[5m]) - 1) > 0)", at_s)
-    if not found or not found[0].finite:
+    """How far apart the samples of a job are, in the median. Raises `PrometheusError` when there are
+    fewer than two."""
+    selector = f'rallypoint_generation{{job=~"{_pattern(job)}"}}'
+    apart_s = [
+        later - earlier
+        for series in server.samples(f"{selector}[5m]", at_s)
+        for (earlier, _), (later, _) in pairwise(series.points)
+    ]
+    if not apart_s:
         raise PrometheusError(
             f"{server.url}: no two samples of {selector} in the five minutes before the end of the range;"
             " is the supervisor's /metrics scraped, and is the range one in which it was?"
         )
-    return found[0].points[0][1]
+    return statistics.median(apart_s)
+
+
+def _pattern(job: str | None) -> str:
+    """As it stands between the quotes of a matcher."""
+    return ".+" if job is None else re.escape(job).replace("\\", "\\\\")
 
 
 def _duration(seconds: float) -> str:

@@ -64,10 +64,20 @@ class Prometheus:
         result = self._ask("query", query=expr, time=at_s)
         return [_series(one["metric"], [one["value"]]) for one in result["result"]]
 
+    def samples(self, expr: str, at_s: float) -> list[Series]:
+        """What was scraped: of a selector with a window."""
+        result = self._ask("query", query=expr, time=at_s)
+        return [_series(one["metric"], one["values"]) for one in result["result"]]
+
     def label_values(self, label: str, selector: str) -> list[str]:
         """The values that a label of these series has, in order."""
         found: list[str] = self._ask(f"label/{label}/values", **{"match[]": selector})
         return sorted(found)
+
+    def scrape_errors(self) -> list[str]:
+        """Why targets could not be scraped the last time."""
+        found = (target["lastError"] for target in self._ask("targets")["activeTargets"])
+        return [error for error in found if error]
 
     def _ask(self, path: str, **parameters: object) -> Any:
         url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"

@@ -4,6 +4,7 @@ What concerns the whole job is the same on each of its nodes, so the greatest is
 its own is added up.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 LOSSES: Final = "worker_lost|node_lost|hang"
@@ -53,3 +54,25 @@ def risen(name: str, *matchers: str, by: str) -> str:
     now = whole(name, *matchers, by=by)
     before = f"max by ({by}) ({select(name, *matchers)} offset $__interval)"
     return f"({now} - {before}) > 0"
+
+
+def least(name: str, *matchers: str, by: str = "job") -> str:
+    """Of a figure that every node shows of its own view, the least."""
+    return f"min by ({by}) ({select(name, *matchers)})"
+
+
+def risen_by(name: str, *matchers: str, by: str = "job", window: str = "$__range") -> str:
+    """By how much the counters of all nodes grew."""
+    return f"sum by ({by}) (increase({select(name, *matchers, window=f'[{window}]')}))"
+
+
+def share(name: str, matcher: str, *, by: str = "job", window: str = "$__rate_interval") -> str:
+    """The part of a counter's growth that has this label value."""
+    return f"{rate(name, matcher, by=by, window=window)} / {rate(name, by=by, window=window)}"
+
+
+def coded(name: str, label: str, codes: Mapping[int, str]) -> str:
+    """Of gauges of which exactly one is 1: its number. Of several nodes the greatest."""
+    matchers = {code: f'{label}="{value}"' for code, value in codes.items()}
+    parts = (f"{code} * ({select(name, matcher)} == 1)" for code, matcher in matchers.items())
+    return f"max by (job) ({' or '.join(parts)})"

@@ -1,4 +1,4 @@
-"""A Prometheus of our own for a while, for those who have none: scrapes supervisors each second."""
+"""A Prometheus of our own for a while, for those who have none: scrapes supervisors every two seconds."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from rallypoint.daemon.shared.errors import RallypointError
 from rallypoint.ops.grafana.prometheus import Prometheus, PrometheusError
 
-SCRAPE_S: Final = 1.0
+SCRAPE_S: Final = 2.0
 _START_S: Final = 30.0
 _END_S: Final = 10.0
 _ATTEMPTS: Final = 3
@@ -73,6 +73,16 @@ class Scraper:
             else:
                 return True
         raise ScraperError(f"prometheus did not answer within {_START_S:g} s: {self.said()}")
+
+    def scraped(self, count: int) -> bool:
+        """Whether there are this many samples of a supervisor."""
+        samples = self.server.samples("rallypoint_generation[5m]", time.time())
+        return any(len(series.points) >= count for series in samples)
+
+    def why_not(self) -> str:
+        """What was in the way of the last scrape."""
+        reasons = self.server.scrape_errors()
+        return "; ".join(reasons) or "no scrape has ended yet"
 
     def said(self) -> str:
         """Last words of its log."""

@@ -50,6 +50,11 @@ def drawn(document: dict[str, Any]) -> dict[str, Any]:
     return panel
 
 
+def steps(document: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = drawn(document)["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    return found
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -69,7 +74,8 @@ def drawn(document: dict[str, Any]) -> dict[str, Any]:
         (lambda d: drawn(d)["targets"][0].update(expr="up"), "not about the chosen job"),
         (lambda d: drawn(d)["targets"][0].update(expr='rallypoint_x{job=~"$job"}[$y]'), "$y"),
         (lambda d: drawn(d)["fieldConfig"]["defaults"].update(unit="parsec"), "parsec"),
-        (lambda d: drawn(d)["fieldConfig"]["defaults"]["thresholds"]["steps"].reverse(), "thresh"),
+        (lambda d: steps(d).insert(0, {"color": "red", "value": 1}), "the first threshold"),
+        (lambda d: steps(d).extend({"color": "red", "value": v} for v in (2, 1)), "do not rise"),
     ],
 )  # fmt: skip
 def test_what_grafana_could_not_show_is_named(

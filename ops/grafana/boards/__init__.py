@@ -2,6 +2,12 @@
 
 from typing import Final
 
-from rallypoint.ops.grafana.boards import job
+from rallypoint.ops.grafana.boards import checkpoints, fleet, job, recovery, training
 
-DASHBOARDS: Final = (job.DASHBOARD,)
+DASHBOARDS: Final = (
+    fleet.DASHBOARD,
+    job.DASHBOARD,
+    recovery.DASHBOARD,
+    checkpoints.DASHBOARD,
+    training.DASHBOARD,
+)

@@ -80,9 +80,7 @@ class Mjlab:
                 carry_state=False,
                 final_obs=True,
                 deterministic_split=False,
-                # Several fit into a process, but a thread that builds one seeds the global generators
-                # and loads Warp's kernels under the one that steps.
-                multi_instance=False,
+                multi_instance=True,
             ),
             device=torch.device(self._env.device),
         )

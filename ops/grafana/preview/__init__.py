@@ -1,0 +1,1 @@
+"""Dashboards as pages and pictures, for people without Grafana."""
