@@ -51,7 +51,7 @@ def _watch(client: AdminClient, rundir: RunDir) -> int:
 
     def picture() -> Any:
         status = client.ask(command="status")["status"]
-        return render(rundir, status, summary(status))
+        return render(rundir, status, summary(status), time.time())
 
     if not Console().is_terminal:
         Console().print(picture())

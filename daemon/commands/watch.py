@@ -1,10 +1,12 @@
 """What ``rallypoint status --watch`` shows: the job, its workers with their phases, the last changes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Group, RenderableType
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +19,11 @@ CHANGES: Final = 6
 """How many of the last changes are shown."""
 _TAIL_BYTES: Final = 2**20
 _BAR: Final = 40
-"""Characters of the longest bar."""
+"""Characters of the longest bar, where there is room."""
+_LEAST_BAR: Final = 12
+_PADDING: Final = (0, 1, 0, 0)
+"""Little, so that 80 characters hold a row."""
+_UNITS_S: Final = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 _COLOURS: Final = {
     "detect": "red",
     "plan": "yellow",
@@ -39,7 +45,9 @@ _STATES: Final = {
 _COLUMNS: Final = ("rank", "committed_iteration", "num_envs", "incarnation", "pid")
 
 
-def render(rundir: RunDir, status: Mapping[str, Any], lines: Sequence[str]) -> RenderableType:
+def render(
+    rundir: RunDir, status: Mapping[str, Any], lines: Sequence[str], now_unix_s: float
+) -> RenderableType:
     """The whole picture; ``lines`` say the run in words."""
     parts: list[RenderableType] = [Text(line) for line in lines]
     parts.append(_workers(rundir, status["workers"]))
@@ -48,13 +56,14 @@ def render(rundir: RunDir, status: Mapping[str, Any], lines: Sequence[str]) -> R
     except ConfigError:
         events = []  # nothing has formed yet
     if events:
-        parts += [_changes(events), _legend()]
+        parts += [_changes(events, now_unix_s), _legend()]
     return Group(*parts)
 
 
 def _workers(rundir: RunDir, workers: Sequence[Mapping[str, Any]]) -> Table:
     """Workers by node. Phases are on the slots' pages, which only their own node has."""
-    table = Table("node", "slot", "state", "phase", "rank", "committed", "envs", "life", "pid")
+    names = ("node", "slot", "state", "phase", "rank", "committed", "envs", "life", "pid")
+    table = Table(*names, box=box.SIMPLE_HEAD, padding=_PADDING)
     node = None
     for worker in workers:
         if node not in (None, worker["node"]):
@@ -81,22 +90,30 @@ def _phase(page: Path) -> str:
         counters = slot.read()
     finally:
         slot.close()
-    inside = " (in a collective)" if counters.inside else ""
+    inside = ", collective" if counters.inside else ""
     return f"{counters.phase}{inside}"
 
 
-def _changes(events: Sequence[Event]) -> Table:
-    table = Table("generation", "change", "who", "workers", "seconds", "where they went")
+def _changes(events: Sequence[Event], now_unix_s: float) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=_PADDING)
+    for name in ("gen", "ago"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("change")
+    table.add_column("who", overflow="fold")
+    for name in ("workers", "seconds"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("phases")
     longest_s = max((sum(seconds for _, seconds in phases(e)) for e in events), default=0.0)
     for event in reversed(events):
         total_s, more = event.seconds["total"], notes(event)
         table.add_row(
             str(event.generation),
+            ago(now_unix_s - event.at_unix_s),
             f"{event.kind}, {event.cause}" + (f" ({more})" if more else ""),
             who(event),
             str(event.world_size),
             "-" if total_s is None else f"{total_s:.3f}",
-            bar(event, longest_s),
+            _Bar(event, longest_s),
         )
     return table
 
@@ -108,14 +125,34 @@ def phases(event: Event) -> list[tuple[str, float]]:
     return [(phase, seconds) for phase, seconds in known.items() if seconds > 0.0]
 
 
-def bar(event: Event, longest_s: float) -> Text:
-    """A bar whose parts are the phases; as long as ``longest_s`` seconds it fills the column. What took
-    any time at all gets a character where there is room for one."""
+def ago(seconds: float) -> str:
+    """How long ago, in the greatest unit of which it is one."""
+    scale_s, unit = next((one for one in _UNITS_S if seconds >= one[0]), _UNITS_S[-1])
+    return f"{max(0.0, seconds) // scale_s:.0f} {unit}"
+
+
+class _Bar:
+    """A bar as wide as its column."""
+
+    def __init__(self, event: Event, longest_s: float) -> None:
+        self._event = event
+        self._longest_s = longest_s
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(_LEAST_BAR, _BAR)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield bar(self._event, self._longest_s, min(_BAR, options.max_width))
+
+
+def bar(event: Event, longest_s: float, room: int = _BAR) -> Text:
+    """A bar whose parts are the phases; as long as ``longest_s`` seconds it fills its ``room``
+    (characters). What took any time at all gets a character where there is room for one."""
     text, shown, until_s = Text(), 0, 0.0
     for phase, seconds in phases(event):
         until_s += seconds
-        end = round(_BAR * until_s / longest_s) if longest_s > 0.0 else 0
-        width = min(max(end - shown, 1), _BAR - shown)
+        end = round(room * until_s / longest_s) if longest_s > 0.0 else 0
+        width = min(max(end - shown, 1), room - shown)
         text.append("█" * width, style=_COLOURS[phase])
         shown += width
     return text

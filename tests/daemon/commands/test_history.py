@@ -1,15 +1,19 @@
 """`rallypoint events` and the bars of `status --watch`: what a journal says about its generations."""
 
+import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from rallypoint.daemon.cli import main
 from rallypoint.daemon.commands.history import Event, notes, read_events, who
-from rallypoint.daemon.commands.watch import bar, phases
+from rallypoint.daemon.commands.watch import ago, bar, phases, render
 from rallypoint.daemon.executors.labels import PHASES
+from rallypoint.daemon.shared.rundir import RunDir
 
 
 def key(slot: int, life: int = 1) -> dict[str, Any]:
@@ -127,6 +131,39 @@ def test_a_bar_has_the_phases_one_after_the_other() -> None:
     widths = [(span.end - span.start, span.style) for span in drawn.spans]
     assert widths == [(10, "red"), (5, "yellow"), (5, "blue"), (20, "green")]
     assert bar(change, 8.0).cell_len == 20, "half as long as the longest"
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_the_picture_fits_the_screen_and_its_bars_keep_their_scale(
+    tmp_path: Path, width: int
+) -> None:
+    members = (key(0, 12), key(1, 7), key(2))
+    write(
+        tmp_path,
+        *HISTORY,
+        generation(5, *members[:2], hold=True),
+        recovery(5, detect=2.0, plan=3.0, group=0.5, first_step=2.5, total=6.0),
+        generation(6, *members, kind="planned", cause="join"),
+        recovery(6, group=1.0, first_step=2.0, total=3.0),
+    )
+    worker = {"node": "gpu-node-17", "slot": 3, "pid": None, "state": "rebuilding", "rank": 3}
+    worker |= {"committed_iteration": 123456, "num_envs": 4096, "incarnation": 12}
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(render(RunDir(tmp_path), {"workers": [worker]}, [], now_unix_s=1300.0))
+    assert isinstance(console.file, io.StringIO)
+    drawn = console.file.getvalue()
+    assert "…" not in drawn
+    assert "4 min" in drawn
+    rows = re.findall(r"^ *(\d) .* (\d+\.\d{3}) +(█+)", drawn, re.MULTILINE)
+    bars = {int(number): len(blocks) for number, _, blocks in rows}
+    assert bars[5] == pytest.approx(2 * bars[6], abs=1), "the second took half as long"
+    assert bars[5] >= 12
+
+
+def test_how_long_ago_is_said_in_one_unit() -> None:
+    assert [ago(s) for s in (-1.0, 0.4, 59.0, 61.0, 7300.0, 200000.0)] == [
+        *("0 s", "0 s", "59 s", "1 min", "2 h", "2 d")
+    ]
 
 
 def test_a_short_phase_is_seen_beside_a_long_one() -> None:
