@@ -2,9 +2,10 @@
 
 import contextlib
 import time
+from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rallypoint.daemon.shared.config import Config
 from rallypoint.trainer.checkpoints import CheckpointKeeper
@@ -12,7 +13,7 @@ from rallypoint.trainer.elastic.envrows import EnvRows, SafePoint
 from rallypoint.trainer.elastic.forming import Formation
 from rallypoint.trainer.elastic.session import ElasticSession
 from rallypoint.trainer.elastic.state import CommitRecord
-from rallypoint.trainer.envs.base import VecEnv
+from rallypoint.trainer.envs.base import AdaptiveEnv, VecEnv
 from rallypoint.trainer.errors import (
     EnvCapacityError,
     GroupBroken,
@@ -215,11 +216,18 @@ class TrainingLoop:
             self._gather(formation, session.state.committed + 1)
         record = session.finish_iteration(
             self._learner.pack(rollout),
-            self._learner.merge,
+            self._merge,
             env_steps=rollout.env_steps,
             finite=self._learner.finite(),
         )
         self._after_commit(record)
+
+    def _merge(self, records: Sequence[Tensor]) -> dict[str, float]:
+        """Statistics of the iteration, and what the env makes of them."""
+        figures = self._learner.merge(records)
+        if isinstance(self._env, AdaptiveEnv):
+            self._env.advance(figures)
+        return figures
 
     def _after_commit(self, record: CommitRecord) -> None:
         session = self._session

@@ -23,10 +23,10 @@ from rallypoint.daemon.shared.command import Command
 from rallypoint.daemon.shared.config import Config
 from rallypoint.trainer import warmstart
 from rallypoint.trainer.elastic.collectives import SingleProcess
-from rallypoint.trainer.elastic.envrows import env_ids
+from rallypoint.trainer.elastic.envrows import env_ids, register_curriculum
 from rallypoint.trainer.elastic.registry import StateRegistry, hash_text
 from rallypoint.trainer.elastic.state import CommitRecord, TrainingState
-from rallypoint.trainer.envs.base import VecEnv
+from rallypoint.trainer.envs.base import AdaptiveEnv, VecEnv
 from rallypoint.trainer.envs.factory import make_env
 from rallypoint.trainer.errors import TrainerError
 from rallypoint.trainer.learners import learner_type
@@ -149,6 +149,7 @@ class Reproduction:
         self._learner = learner_type(config)(config, self._env.spec, torch.device("cpu"))
         registry = StateRegistry()
         self._learner.register(registry)
+        register_curriculum(registry, self._env)
         if warm_start is not None:
             warmstart.load(warm_start, config, registry.shared(), lambda text: None)
         self.state = TrainingState(registry)
@@ -160,7 +161,9 @@ class Reproduction:
         rollout = self._learner.collect(self._env, line.iteration, on_step=lambda _: None)
         single = SingleProcess()
         self._learner.update(rollout, single, self._learner.module, line.iteration, lambda: None)
-        self._learner.merge(single.all_gather("last", self._learner.pack(rollout)))
+        figures = self._learner.merge(single.all_gather("last", self._learner.pack(rollout)))
+        if isinstance(self._env, AdaptiveEnv):
+            self._env.advance(figures)
         record = CommitRecord(
             generation=line.generation,
             iteration=line.iteration,

@@ -15,6 +15,7 @@ from rallypoint.daemon.shared import envbudget
 from rallypoint.daemon.shared.collectives import Sizes
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.configload import from_json
+from rallypoint.trainer.elastic.envrows import register_curriculum
 from rallypoint.trainer.elastic.packet import header_bytes
 from rallypoint.trainer.elastic.registry import StateRegistry
 from rallypoint.trainer.elastic.state import TrainingState
@@ -31,6 +32,7 @@ def find_sizes(config: Config) -> Sizes:
         learner = learner_type(config)(short, env.spec, torch.device("cpu"))
         registry = StateRegistry()
         learner.register(registry)
+        register_curriculum(registry, env)
         state = TrainingState(registry)
         env.assign(np.arange(config.env.block, dtype=np.int64), iteration=0)
         learner.on_assign(env.env_ids)

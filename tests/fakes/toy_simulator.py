@@ -3,6 +3,7 @@ tensors again, reseeds the global generators, and draws from them."""
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,45 @@ class Toy:
         self._obs["critic"][:, :3] = self._obs["actor"]
         self._obs["critic"][:, 3] = self._state[:, 0] ** 2
         return self._obs
+
+
+class AdaptiveToy(Toy):
+    """Starts further out with every iteration in which an episode ended; where each env starts is kept
+    with it, as domain randomisation is."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        super().__init__(count, seed, replace(CAPABILITIES, carry_state=True))
+        self._reach = 0.0
+        self._start = torch.zeros(count)
+
+    def first_curriculum(self) -> Mapping[str, Tensor]:
+        return {"reach": torch.zeros(1, dtype=torch.float64)}
+
+    def set_curriculum(self, values: Mapping[str, Tensor]) -> None:
+        self._reach = values["reach"].item()
+
+    def next_curriculum(
+        self, values: Mapping[str, Tensor], figures: Mapping[str, float]
+    ) -> Mapping[str, Tensor]:
+        return {"reach": values["reach"] + 0.01 * ("episode_return_mean" in figures)}
+
+    def reset(self, rows: NDArray[np.int64], seeds: NDArray[np.int64]) -> Mapping[str, Tensor]:
+        super().reset(rows, seeds)
+        self._start[rows] = self._reach * self._state[rows, 0].sign()
+        self._state[rows, 0] += self._start[rows]
+        return self._observe()
+
+    def rows(self) -> Rows:
+        return {**super().rows(), "start": self._start.double().numpy().copy()}
+
+    def load_rows(self, rows: NDArray[np.int64], values: Rows) -> Mapping[str, Tensor]:
+        self._start[rows] = torch.from_numpy(values["start"]).to(self._start)
+        return super().load_rows(rows, values)
+
+
+def adaptive(request: EnvRequest) -> RebuiltEnv:
+    """The one with a curriculum."""
+    return RebuiltEnv(lambda count: AdaptiveToy(count, request.seed), request)
 
 
 def make(request: EnvRequest) -> RebuiltEnv:

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from rallypoint.trainer.elastic.collectives import Collectives
-from rallypoint.trainer.elastic.registry import StateRegistry
+from rallypoint.trainer.elastic.registry import Scope, StateRegistry
 from rallypoint.trainer.elastic.rowsfile import Rows, RowsFiles
 from rallypoint.trainer.elastic.rowsmove import Keep, exchange
-from rallypoint.trainer.envs.base import VecEnv
+from rallypoint.trainer.envs.base import AdaptiveEnv, VecEnv
 from rallypoint.trainer.errors import EnvCapacityError, EnvError
 
 EnvIds = NDArray[np.int64]
@@ -154,6 +154,12 @@ def env_ids(blocks: tuple[int, ...], size: int) -> EnvIds:
     """Global env ids of these blocks, ascending."""
     starts = np.array(sorted(blocks), dtype=np.int64) * size
     return (starts[:, None] + np.arange(size)).reshape(-1)
+
+
+def register_curriculum(registry: StateRegistry, env: VecEnv) -> None:
+    """The curriculum of an env is state of the job, where it has one."""
+    if isinstance(env, AdaptiveEnv) and env.curriculum:
+        registry.register("curriculum", Scope.GLOBAL, lambda: env.curriculum)
 
 
 def rows_of_env(env: VecEnv) -> Rows:

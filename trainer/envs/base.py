@@ -186,6 +186,23 @@ class PreparedEnv(VecEnv, Protocol):
         ...
 
 
+@runtime_checkable
+class AdaptiveEnv(VecEnv, Protocol):
+    """An env that grows harder with what the job has learned. Its curriculum is training state: the same on
+    every rank, in every hash and checkpoint, and newcomers receive it."""
+
+    @property
+    def curriculum(self) -> Mapping[str, Tensor]:
+        """Live tensors by name, the same objects for as long as the env lives; empty: there is none.
+        Read by the env where a rollout begins and where episodes do."""
+        ...
+
+    def advance(self, figures: Mapping[str, float]) -> None:
+        """Write the curriculum of the next iteration, from the present one's global figures, which are the
+        same on every rank. Called once for each committed iteration."""
+        ...
+
+
 @dataclass(frozen=True)
 class Scene:
     """How an env can be drawn: a MuJoCo model that its rows are put into."""

@@ -1,8 +1,7 @@
 """What a simulator of a fixed number of envs gives, and the `VecEnv` that is made of it.
 
-A backend whose env count is fixed when it is built implements `Simulator` and gives `RebuiltEnv` a
-function that builds one. Global env ids, other counts, keyed seeds, copies of what is returned, the
-isolation of global random state and running out of memory are dealt with here, once.
+A backend implements `Simulator` and gives `RebuiltEnv` a function that builds one. Global env ids, other
+counts, keyed seeds, copies, isolation of global random state and lack of memory are dealt with here.
 """
 
 from collections.abc import Callable, Mapping
@@ -73,6 +72,26 @@ class CurriculumSimulator(Simulator, Protocol):
         ...
 
 
+@runtime_checkable
+class AdaptiveSimulator(Simulator, Protocol):
+    """One whose tasks change with what has been learned: see `AdaptiveEnv`. It keeps no curriculum of its
+    own, so that any simulator goes on with that of the job."""
+
+    def first_curriculum(self) -> Mapping[str, Tensor]:
+        """At the start of a job."""
+        ...
+
+    def set_curriculum(self, values: Mapping[str, Tensor]) -> None:
+        """Episodes that begin from now on are of these values, which are only read."""
+        ...
+
+    def next_curriculum(
+        self, values: Mapping[str, Tensor], figures: Mapping[str, float]
+    ) -> Mapping[str, Tensor]:
+        """The values after an iteration with these global figures; a function of its arguments alone."""
+        ...
+
+
 Build = Callable[[int], Simulator]
 """Builds a simulator of this many envs, at least 1."""
 
@@ -103,6 +122,11 @@ class RebuiltEnv:
         self._size = 0
         self._make(min(request.num_envs, request.max_envs or request.num_envs))
         self._spec = self._present.spec
+        first: Mapping[str, Tensor] = {}
+        if isinstance(self._present, AdaptiveSimulator):
+            first = self._present.first_curriculum()
+        self.curriculum = {name: values.detach().clone() for name, values in first.items()}
+        """As `AdaptiveEnv.curriculum`."""
 
     @property
     def spec(self) -> EnvSpec:
@@ -150,6 +174,12 @@ class RebuiltEnv:
         self._iteration, self._step = iteration, 0
         self._tell_progress(iteration)
         return self._picked(self._obs)
+
+    def advance(self, figures: Mapping[str, float]) -> None:
+        """As `AdaptiveEnv.advance`."""
+        if isinstance(self._present, AdaptiveSimulator):
+            for name, values in self._present.next_curriculum(self.curriculum, figures).items():
+                self.curriculum[name].copy_(values)
 
     def step(self, actions: Tensor) -> StepResult:
         """As `VecEnv.step`. Raises `EnvError` for actions of another shape, before `begin_rollout`, and
@@ -265,7 +295,7 @@ class RebuiltEnv:
             )
 
     def _replace(self, count: int) -> tuple[Ids, Rows]:
-        """Build anew for this many envs; who was owned, with the rows that can be carried."""
+        """Build anew; who was owned, with the rows that can be carried."""
         carried = self._env_ids, self.rows()
         ready, self._next = self._next, None
         prepared = None
@@ -313,6 +343,8 @@ class RebuiltEnv:
         """Before the rollout of this iteration, or the start of episodes for it."""
         if isinstance(self._present, CurriculumSimulator):
             self._present.set_progress(max(0, iteration - 1) * self._request.rollout_steps)
+        if isinstance(self._present, AdaptiveSimulator):
+            self._present.set_curriculum(self.curriculum)
 
     def _reset_seeds(self, rows: Ids) -> Ids:
         return self._seeds(Purpose.ENV_RESET, rows, self._iteration, self._step)

@@ -18,6 +18,7 @@ from tests.faults.injectors.cases import (
     next_life,
     recover,
 )
+from tests.faults.injectors.exact import state_of
 from tests.faults.injectors.job import FaultJob, by_rank
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
@@ -155,3 +156,18 @@ def test_memory_that_runs_out_in_a_build_caps_the_budget_and_the_job_goes_on(job
         job.settle(2, newer_than={victim.life.slot: victim.life.incarnation})
         assert job.metrics()['envs{scope="deficit"}'] == 0
         assert_sound(job, before)
+
+
+def test_a_curriculum_is_the_same_on_all_ranks_and_outlives_a_kill(jobs: Jobs) -> None:
+    backend = ("--set", "env.backend=tests.fakes.toy_simulator:adaptive", "--workers", "2")
+    with jobs.case(*NETS, *backend) as job:
+        before = job.settle(2, iterations=6)
+        victim = lose_at(job, before, "mini_batch", 0)
+        after = recover(job, before, [victim])
+        job.wait_for(
+            lambda s: (s["checkpoint"]["iteration"] or 0) > after["iteration"],
+            "a checkpoint after it",
+        )
+        assert_sound(job, before)  # no hash differed: the curriculum is in each
+        state = state_of(job.rundir.path / "checkpoints")
+        assert state["curriculum/reach"].item() > 0.01
