@@ -22,6 +22,7 @@ from rallypoint.trainer.errors import (
     StateMismatch,
 )
 from rallypoint.trainer.ppo import PpoLearner
+from rallypoint.trainer.regrow import Regrow
 from rallypoint.trainer.rollout import Rollout, join
 
 
@@ -36,13 +37,16 @@ class TrainingLoop:
         env: VecEnv,
         rows: EnvRows,
         checkpoints: CheckpointKeeper,
+        regrow: Regrow | None,
     ) -> None:
+        """``regrow`` may end this worker at a safe point; None: its simulator can be resized here."""
         self._config = config
         self._session = session
         self._learner = learner
         self._env = env
         self._rows = rows
         self._checkpoints = checkpoints
+        self._regrow = regrow
         self._module: nn.Module = learner.module
         self._wrapped = 0  # generation that the module is wrapped for
         self._opened = 0  # generation whose entry duties are done
@@ -220,7 +224,7 @@ class TrainingLoop:
             env_steps=rollout.env_steps,
             finite=self._learner.finite(),
         )
-        self._after_commit(record)
+        self._after_commit(record, formation)
 
     def _merge(self, records: Sequence[Tensor]) -> dict[str, float]:
         """Statistics of the iteration, and what the env makes of them."""
@@ -229,13 +233,15 @@ class TrainingLoop:
             self._env.advance(figures)
         return figures
 
-    def _after_commit(self, record: CommitRecord) -> None:
+    def _after_commit(self, record: CommitRecord, formation: Formation) -> None:
         session = self._session
         if record.ranks[0].key == session.key and not session.stop_agreed:
             session.ledger.switch("checkpoint")
             session.set_phase("checkpoint")
             self._checkpoints.maybe_submit(record.metrics)
         session.check_orders()
+        if self._regrow is not None and session.generation == formation.plan.generation:
+            self._regrow.at_safe_point(formation.plan)
 
 
 def _nodes(formation: Formation) -> set[str]:

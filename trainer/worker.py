@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,6 +56,7 @@ from rallypoint.trainer.errors import Left, RestartCold, is_out_of_memory
 from rallypoint.trainer.learners import learner_type
 from rallypoint.trainer.loop import TrainingLoop
 from rallypoint.trainer.ppo import DTYPES, PpoLearner
+from rallypoint.trainer.regrow import Regrow, noted
 from rallypoint.trainer.restoring import Restorer
 from rallypoint.trainer.rollout import Rollout
 
@@ -69,6 +71,7 @@ class Worker:
 
     def __init__(self, rundir: RunDir, key: WorkerKey) -> None:
         self.key = key
+        self.rundir = rundir
         self.config = config = from_json(rundir.config.read_bytes())
         if config.ppo.reduction == "ordered":
             torch.set_num_threads(1)  # the order of sums inside a kernel depends on it
@@ -77,7 +80,8 @@ class Worker:
         self.failpoints = Failpoints.from_environment()
         self.timeouts = timeouts.derive(config, config.job.max_workers or config.node.workers)
         self.device = _device(config, key.slot)
-        self.env = _env(config, self.device)
+        self.asked_envs = max(expected_envs(config), noted(rundir.envs(key.slot)))
+        self.env = _env(config, self.device, self.asked_envs)
         kind = self.learner_type or learner_type(config)
         self.learner = kind(config, self.env.spec, self.device)
         presence = Presence(self.page)
@@ -176,8 +180,12 @@ class Worker:
 
     def train(self) -> None:
         """Train until this worker leaves (`Left`), or an error of the program."""
+        regrow = None
+        if self.env.spec.capabilities.resize == "restart":
+            note = self.rundir.envs(self.key.slot)
+            regrow = Regrow(self.key, self.config.env, note, asked=self.asked_envs, boot_s=_age_s())
         TrainingLoop(
-            self.config, self.session, self.learner, self.env, self.rows, self.checkpoints
+            self.config, self.session, self.learner, self.env, self.rows, self.checkpoints, regrow
         ).run()
 
     def say_leaving(self, reason: str) -> None:
@@ -201,10 +209,10 @@ class Worker:
         self.link.flush(_FLUSH_S)
 
 
-def _env(config: Config, device: torch.device) -> VecEnv:
+def _env(config: Config, device: torch.device, count: int) -> VecEnv:
     """The env, whose simulator is built for as many as this worker will probably hold."""
     dtype = DTYPES[config.ppo.dtype]
-    return make_env(config, dtype=dtype, device=device, num_envs=expected_envs(config))
+    return make_env(config, dtype=dtype, device=device, num_envs=count)
 
 
 def _prepare(env: PreparedEnv, block: int, blocks: int) -> bool:
@@ -267,6 +275,12 @@ def start_ticks(pid: int | str) -> int:
     """Start time of a process in clock ticks since boot."""
     with open(f"/proc/{pid}/stat") as file:
         return int(file.read().rpartition(")")[2].split()[19])
+
+
+def _age_s() -> float:
+    """How long this process has lived."""
+    began_s = start_ticks("self") / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - began_s
 
 
 def _bind_store(bind: str) -> tuple[TCPStore, int]:

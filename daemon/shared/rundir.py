@@ -77,6 +77,10 @@ class RunDir:
         """Files of the slots, which survive their workers: counters, stacks, env rows."""
         return self.path / "slots"
 
+    def envs(self, slot: int) -> Path:
+        """How many envs the next life of a slot should build its simulator for."""
+        return self.path / "slots" / f"{slot}.envs"
+
     def stacks(self, slot: int) -> Path:
         """Python stacks that the worker in a slot writes when it is asked to by SIGUSR1."""
         return self.path / "slots" / f"{slot}.stacks"

@@ -112,6 +112,12 @@ def adaptive(request: EnvRequest) -> RebuiltEnv:
     return RebuiltEnv(lambda count: AdaptiveToy(count, request.seed), request)
 
 
+def restarted(request: EnvRequest) -> RebuiltEnv:
+    """One that only a new process can make larger."""
+    can = replace(CAPABILITIES, resize="restart")
+    return RebuiltEnv(lambda count: Toy(count, request.seed, can), request)
+
+
 def make(request: EnvRequest) -> RebuiltEnv:
     """The toy as a backend, for ``env.backend``. Overrides: builds wait while ``gate``, a file, is there;
     one of more than ``memory_envs`` runs out of memory."""

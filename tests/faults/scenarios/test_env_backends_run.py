@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.daemon.commands.client import AdminClient
 from tests.fakes.supervised import Status, trains
 from tests.faults.conftest import Jobs
 from tests.faults.injectors.cases import (
@@ -171,3 +172,23 @@ def test_a_curriculum_is_the_same_on_all_ranks_and_outlives_a_kill(jobs: Jobs) -
         assert_sound(job, before)  # no hash differed: the curriculum is in each
         state = state_of(job.rundir.path / "checkpoints")
         assert state["curriculum/reach"].item() > 0.01
+
+
+def test_workers_that_only_a_new_process_makes_larger_start_again_one_by_one(
+    tmp_path: Path,
+) -> None:
+    backend = ("--set", "env.backend=tests.fakes.toy_simulator:restarted", "--workers", "3")
+    job = FaultJob(tmp_path / "run", *NETS, *backend, *GLOBAL)
+    try:
+        before = job.settle(3)
+        assert {w["num_envs"] for w in before["workers"]} == {16}
+        with AdminClient(job.rundir.path) as client:
+            client.ask(command="scale", workers=2)
+        short = job.wait_for(lambda s: trains(s, 2) and s["num_envs"] == 32, "a deficit")
+        whole = job.wait_for(lambda s: trains(s, 2) and s["num_envs"] == 48, "all 48 envs")
+        assert whole["iteration"] > short["iteration"]
+        assert job.metrics()['worker_restarts_total{reason="cold"}'] >= 2
+        assert job.status()["state"] == "running"
+        assert job.end() == 0
+    finally:
+        job.end_all()
