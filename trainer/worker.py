@@ -37,12 +37,7 @@ from rallypoint.daemon.shared.rundir import RunDir
 from rallypoint.daemon.shared.slotpage import SlotPage
 from rallypoint.trainer.checkpoints import CheckpointKeeper
 from rallypoint.trainer.elastic.collectives import SingleProcess
-from rallypoint.trainer.elastic.envrows import (
-    EnvRows,
-    load_rows_of_env,
-    register_curriculum,
-    rows_of_env,
-)
+from rallypoint.trainer.elastic.envrows import EnvRows, register_env
 from rallypoint.trainer.elastic.group import ProcessGroup
 from rallypoint.trainer.elastic.link import Link
 from rallypoint.trainer.elastic.presence import Presence
@@ -87,12 +82,7 @@ class Worker:
         presence = Presence(self.page)
         registry = StateRegistry()
         self.learner.register(registry)
-        register_curriculum(registry, self.env)
-        registry.register_rows(
-            "env",
-            functools.partial(rows_of_env, self.env),
-            functools.partial(load_rows_of_env, self.env),
-        )
+        register_env(registry, self.env)
         backup = RowsFiles(rundir.slots, key.slot) if config.env.backup == "node" else None
         self.rows = EnvRows(self.env, registry, self.learner.on_assign, config.env.block, backup)
         self.session: ElasticSession[Rollout] = ElasticSession(

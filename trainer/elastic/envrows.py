@@ -6,6 +6,7 @@ go on from one iteration to the next only if they stand exactly at the safe poin
 there is one (``env.backup``), else the envs begin new episodes: they are *cut*.
 """
 
+import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -154,6 +155,14 @@ def env_ids(blocks: tuple[int, ...], size: int) -> EnvIds:
     """Global env ids of these blocks, ascending."""
     starts = np.array(sorted(blocks), dtype=np.int64) * size
     return (starts[:, None] + np.arange(size)).reshape(-1)
+
+
+def register_env(registry: StateRegistry, env: VecEnv) -> None:
+    """All state of an env: its rows, and its curriculum where it has one."""
+    register_curriculum(registry, env)
+    registry.register_rows(
+        "env", functools.partial(rows_of_env, env), functools.partial(load_rows_of_env, env)
+    )
 
 
 def register_curriculum(registry: StateRegistry, env: VecEnv) -> None:

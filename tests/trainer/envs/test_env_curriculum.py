@@ -1,15 +1,9 @@
 """Curricula and domain randomisation are training state: they go through the state registry."""
 
-import functools
-
 import numpy as np
 import torch
 
-from rallypoint.trainer.elastic.envrows import (
-    load_rows_of_env,
-    register_curriculum,
-    rows_of_env,
-)
+from rallypoint.trainer.elastic.envrows import register_curriculum, register_env
 from rallypoint.trainer.elastic.registry import PackedState, Scope, StateRegistry
 from rallypoint.trainer.envs.base import EnvRequest
 from rallypoint.trainer.envs.simulator import RebuiltEnv
@@ -22,10 +16,7 @@ def worker(iterations: int = 0) -> tuple[RebuiltEnv, StateRegistry]:
     """An env whose job has made some iterations, and the registry of its worker."""
     env = adaptive(EnvRequest("toy", seed=1))
     registry = StateRegistry()
-    register_curriculum(registry, env)
-    registry.register_rows(
-        "env", functools.partial(rows_of_env, env), functools.partial(load_rows_of_env, env)
-    )
+    register_env(registry, env)
     for _ in range(iterations):
         env.advance(ENDED)
     env.assign(np.arange(8), iteration=1 + iterations)
