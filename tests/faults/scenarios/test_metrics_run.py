@@ -14,9 +14,10 @@ import pytest
 from rallypoint.daemon.cli import main
 from rallypoint.daemon.executors.metrictable import TABLE
 from rallypoint.daemon.shared.activity import ACTIVITIES, PRODUCTIVE, RECOVERY_PHASES
+from rallypoint.daemon.shared.plan import CHANGE_CAUSES
 from tests.fakes.scrape import labelled, parse
 from tests.faults.conftest import Jobs
-from tests.faults.injectors.job import FaultJob
+from tests.faults.injectors.job import FaultJob, by_rank
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -60,15 +61,17 @@ def running_job(jobs: Jobs) -> Iterator[FaultJob]:
 
 
 def lose_a_worker(job: FaultJob) -> tuple[Scrape, Scrape, Scrape]:
-    """SIGKILL to rank 1, its successor held up in its warm-up: before, without it, and with both again."""
+    """SIGKILL to rank 1 in an update, where the other waits for it, and its successor held up in its
+    warm-up: before, without it, and with both again."""
     before = scrape(job)
     status = job.status()
-    (victim,) = job.kill(status, 1)
+    victim = by_rank(status, 1)
     slot = victim["slot"]
-    job.arming.arm(f"warm_up:{slot}=stop")
+    job.arming.arm("between_steps:1=kill", f"warm_up:{slot}=stop")
+    killed, stopped = job.wait_fired(2)
+    assert killed.pid == victim["pid"]
     alone = job.wait_for(lambda s: (s["generation"] or 0) > status["generation"], "the survivor")
     job.wait_for(lambda s: s["iteration"] > alone["iteration"] + 1, "it trains on alone")
-    (stopped,) = job.wait_fired()
     without = scrape(job)
     assert str(slot) not in without.slots_shown()
     os.kill(stopped.pid, signal.SIGCONT)
@@ -112,7 +115,9 @@ def test_every_second_of_every_slot_is_in_one_activity(job: FaultJob) -> None:
     explained_s = sum(badput.values()) - badput["redone"]
     productive_s = sum(after.wall()[name] for name in PRODUCTIVE)
     assert explained_s == pytest.approx(sum(after.wall().values()) - productive_s, abs=1e-3)
-    assert badput["worker_lost"] > 0.0
+    changes_s = sum(badput[cause] for cause in CHANGE_CAUSES)
+    assert changes_s == pytest.approx(after.wall()["recovery"] - phases["restart"], abs=1e-3)
+    assert badput["worker_lost"] > 0.0, "the survivor waited for it within its update"
     assert badput["redone"] > 0.0, "the dead worker's rollout"
     assert productive_s > sum(before.wall()[name] for name in PRODUCTIVE)
 
