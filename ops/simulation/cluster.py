@@ -109,7 +109,13 @@ class Cluster:
         worker = self.workers[key] = Worker(self, node, key)
         mine = [w for w in self._by_node[node.index] if not w.reaped]
         self._by_node[node.index] = [*mine, worker]
-        node.later(self.local_s(), lambda: node.decide(ev.WorkerSpawned(key, 1)))
+        worker.said_until_s = (
+            self.clock.now + self.local_s()
+        )  # its end is not seen before its start
+        self.clock.after(
+            worker.said_until_s - self.clock.now,
+            node.alive(lambda: node.decide(ev.WorkerSpawned(key, 1))),
+        )
         self.clock.after(self.choose.uniform(*_HELLO_S), worker.greet)
         self.clock.after(0.4 + self.choose.uniform(*_WARM_UP_S), worker.boot)
 
