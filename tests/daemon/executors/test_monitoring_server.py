@@ -363,6 +363,7 @@ def test_metrics_are_for_users_and_health_is_for_everybody(tmp_path: Path) -> No
         (f"a:{HASH}\na:{HASH}\n", "line 2: the name 'a' stands there twice"),
         (f"a:{HASH.replace('$04$', '$31$')}\n", "line 1: the cost of the hash is 31"),
     ],
+    ids=["gone", "empty", "comment", "no hash", "twice", "cost"],  # a hash differs in each process
 )
 def test_a_bad_users_file_is_refused_and_no_password_is_shown(
     tmp_path: Path, text: str | None, said: str

@@ -18,7 +18,7 @@ DETECT_S = float(os.environ.get("DRILL_DETECT_S", "2"))
 """``detect_s`` of these jobs; etcd grants no less than 2 s. For figures it may be another."""
 RENEWED_S = DETECT_S / 3
 """A lease has been renewed this recently."""
-START_S = 150.0
+START_S = 300.0
 """Bound of the start of nodes: each imports what a worker needs, on a machine that does other things too."""
 RECOVERY_S = 30.0
 """Bound from a fault to the next optimiser step, on a machine that does other things too: well below
