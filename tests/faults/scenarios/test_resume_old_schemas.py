@@ -12,7 +12,9 @@ import pytest
 from rallypoint.trainer import fitting
 from tests.checkpointing.test_checkpoint_schemas import FIXTURES
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults]
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(400)]
+
+BOUND_S = 300.0
 
 
 def settings(config: dict[str, dict[str, Any]]) -> list[str]:
@@ -49,7 +51,7 @@ def test_a_job_goes_on_from_it(
         [*command, *options, *settings(manifest["config"]), *sizes, *url, *end],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=BOUND_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
