@@ -184,10 +184,39 @@ _COST: Final = (
         height=7,
     ),
 )
+_WHY: Final = (
+    Panel(
+        title="Why workers' time was lost",
+        answers="Worker-seconds of this range that were no progress, by what caused them.",
+        kind="bargauge",
+        queries=(
+            Query(expr=f"{risen_by('badput_seconds_total', by='cause')} > 0", legend="{{cause}}"),
+        ),
+        unit="s",
+        base="orange",
+        width=12,
+        height=9,
+    ),
+    Panel(
+        title="Workers' time in recoveries",
+        answers="Worker-seconds of this range by phase; restart: a slot that had lost its worker.",
+        kind="bargauge",
+        queries=(
+            Query(
+                expr=f"{risen_by('recovery_wall_seconds_total', by='phase')} > 0",
+                legend="{{phase}}",
+            ),
+        ),
+        unit="s",
+        colours={**PHASE_COLOURS, "restart": "orange"},
+        width=12,
+        height=9,
+    ),
+)
 DASHBOARD: Final = Dashboard(
     slug="recovery",
     title="rallypoint / recovery",
     answers="How long do recoveries take, where does the time go, and what do they cost?",
-    rows=(Row("", _NOW), Row("Where the time goes", _WHERE), Row("What it costs", _COST)),
+    rows=(Row("", _NOW), Row("Where the time goes", _WHERE), Row("What it costs", _COST + _WHY)),
     marks=CHANGES,
 )
