@@ -1,7 +1,8 @@
 """Reference pages made from the code: ``python -m rallypoint.ops.docs`` rewrites them.
 
 ``docs/metrics.md`` comes from the table of metrics, ``docs/configuration.md`` from the configuration's
-dataclasses and the strings under their fields. A test refuses pages that differ from the code.
+dataclasses and the strings under their fields, ``docs/log-events.md`` from the list of events and the places
+that log them. A test refuses pages that differ from the code.
 """
 
 import ast
@@ -16,12 +17,13 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Final
 
-from rallypoint.daemon.executors import metrics, metrictable
+from rallypoint.daemon.executors import logevents, metrics, metrictable
 from rallypoint.daemon.shared import configload, timeouts
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.figures import FIGURES
 from rallypoint.daemon.shared.profiles import PROFILES
 from rallypoint.daemon.shared.tasks import TASK_OVERRIDES
+from rallypoint.ops import logsites
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "docs"
 _NOTE: Final = (
@@ -69,6 +71,17 @@ _SECONDS: Final = """
     and `sum by (cause) (rate(rallypoint_badput_seconds_total[10m]))` is what was lost, in workers, and why.
     """
 
+_JOURNAL: Final = """
+`worker` is `node/slot#incarnation`. Names of fields are the same in journald, in capitals behind `RALLYPOINT_`;
+`MESSAGE` is the event and its own fields, `PRIORITY` the level:
+
+```
+journalctl -t rallypoint RALLYPOINT_JOB=walk RALLYPOINT_EVENT=worker_exited -o verbose
+```
+
+What workers print is no part of this log: see [Logs](logs.md).
+"""
+
 
 def pages() -> dict[str, str]:
     """Name of each page, and its text as the code says it now."""
@@ -76,6 +89,7 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics_page(),
         "configuration.md": configuration_page(),
         "curves.md": curves_page(),
+        "log-events.md": log_events_page(),
     }
 
 
@@ -170,6 +184,39 @@ def curves_page() -> str:
         again after a restore keeps its first values.
         """,
     )
+
+
+def log_events_page() -> str:
+    """Every event of the log, with its levels and fields."""
+    levels: dict[str, set[str]] = {}
+    names: dict[str, dict[str, None]] = {}
+    for site in logsites.sites():
+        if site.event is not None:
+            levels.setdefault(site.event, set()).update(site.levels)
+            names.setdefault(site.event, {}).update(dict.fromkeys(site.fields))
+    parts = [
+        """
+        The supervisor logs to standard error: JSON lines; text with colours on a terminal; and where standard
+        error is systemd's journal, entries with fields of their own (`log.format`, `log.level`). One event name
+        is one fact; a name never changes its meaning.
+
+        Every line has:
+        """,
+        _table(("field", "what"), ((f"`{name}`", text) for name, text in logevents.BOUND.items())),
+        _JOURNAL,
+    ]
+    for subject, events in logevents.EVENTS.items():
+        rows = [
+            (
+                f"`{name}`",
+                ", ".join(level for level in logsites.LEVELS if level in levels.get(name, ())),
+                ", ".join(f"`{field}`" for field in names.get(name, ())),
+                meaning,
+            )
+            for name, meaning in events.items()
+        ]
+        parts += [f"## {subject}", _table(("event", "level", "fields", "what it says"), rows)]
+    return _page("Log events", *parts)
 
 
 def configuration_page() -> str:

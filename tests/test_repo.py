@@ -49,7 +49,7 @@ OPTIONS = {
     "metrics": "bind port cert_file key_file client_ca_file users_file",
     "preemption": "sources aws_url gcp_url azure_url",
     "curves": "tensorboard directory wandb wandb_project wandb_mode",
-    "log": "level format worker_file_bytes",
+    "log": "level format worker_file_bytes worker_files",
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

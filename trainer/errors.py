@@ -11,7 +11,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     if isinstance(error, MemoryError | OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    said = str(error) if isinstance(error, RuntimeError) else ""
+    return "can't allocate memory" in said or said.startswith("Failed to allocate ")  # torch, Warp
 
 
 class TrainerError(RallypointError):

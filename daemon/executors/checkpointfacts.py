@@ -94,7 +94,7 @@ class Checkpoints:
             self._metrics.add("checkpoint_tier_failures_total", tier=message.tier)
         _log.error(
             "checkpoint_failed",
-            worker=str(message.key),
+            worker=message.key,
             iteration=message.iteration,
             tier=message.tier,
             error=message.error,

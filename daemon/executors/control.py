@@ -91,7 +91,7 @@ class ControlServer:
     def opened(self, connection: "_Connection") -> bool:
         """Whether there is room for one more."""
         if len(self._open) >= MAX_CLIENTS:
-            _log.warning("control_client_dropped", reason=f"{MAX_CLIENTS} are connected already")
+            _log.warning("control_client_refused", reason=f"{MAX_CLIENTS} are connected already")
             return False
         self._open.add(connection)
         return True
@@ -202,6 +202,6 @@ class _Connection(asyncio.Protocol):
 
     def drop(self, reason: str) -> None:
         """Close at once, and say why."""
-        _log.warning("control_client_dropped", worker=self.key and str(self.key), reason=reason)
+        _log.warning("control_client_dropped", worker=self.key, reason=reason)
         if self._transport is not None:
             self._transport.abort()

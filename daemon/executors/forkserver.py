@@ -144,7 +144,7 @@ class ForkServer:
                 self._on_forked(message)
             case forking.ForkFailed(key=key, error=error):
                 self._answered(key)
-                _log.error("worker_not_forked", worker=str(key), error=error)
+                _log.error("worker_not_forked", worker=key, error=error)
                 self._on_refused(key)
             case forking.ForkEnded():
                 self._on_ended(message)

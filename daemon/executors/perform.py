@@ -74,7 +74,7 @@ class Performer:
             case actions.SendStop(key=key, reason=reason):
                 send(key, messages.StopAfterIteration(reason=reason))
             case actions.SendCheckpoint(key=key, reason=reason):
-                _log.info("checkpoint_ordered", worker=str(key), reason=reason)
+                _log.info("checkpoint_ordered", worker=key, reason=reason)
                 send(key, messages.CommitNow(reason=reason))
             case actions.SendLeave(key=key, reason=reason):
                 send(key, messages.Leave(reason=reason))

@@ -22,6 +22,7 @@ from rallypoint.daemon.executors.files import write_atomically
 from rallypoint.daemon.executors.forkserver import ForkServer
 from rallypoint.daemon.executors.workerlog import WorkerLog
 from rallypoint.daemon.shared import forking
+from rallypoint.daemon.shared.config import LogSection
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.plan import WorkerKey
 from rallypoint.daemon.shared.rundir import RunDir
@@ -36,6 +37,9 @@ _SCRUBBED: Final = frozenset(
 _END_TIMEOUT_S: Final = 5.0
 _STATUS_WITHIN_S: Final = 1.0
 """How long the end of a forked worker waits for the fork server to say how it came."""
+_LOOK_S: Final = 1.0
+_LOOK_SOON_S: Final = 0.1
+"""Between looks at the size of output files, and while one of them grows fast."""
 _PROGRAM_WORDS: Final = 3
 """Words of a worker's command line before its arguments: python -m module."""
 
@@ -147,7 +151,7 @@ class ProcessExecutor:
         command: Callable[[WorkerKey], Sequence[str]],
         environment: Mapping[str, str],
         *,
-        log_bytes: int,
+        section: LogSection,
         on_exit: Callable[[ProcessExit], None],
         on_forked: Callable[[WorkerProcess], None] = lambda _: None,
         on_failed: Callable[[WorkerKey, OSError], None] = lambda _key, _error: None,
@@ -157,7 +161,7 @@ class ProcessExecutor:
         self._rundir = rundir
         self._command = command
         self._environment = environment
-        self._log_bytes = log_bytes
+        self._section = section
         self._on_exit = on_exit
         self._on_forked = on_forked
         self._on_failed = on_failed
@@ -183,8 +187,8 @@ class ProcessExecutor:
         ``on_failed`` will follow. Raises OSError when it cannot be started."""
         if self._forks is None or not self._forks.usable:
             return self._spawn(key)
-        log = WorkerLog(self._rundir.worker_log(key.slot), self._log_bytes)
-        with log.open_for(key) as output:
+        log = WorkerLog(self._rundir, self._section, key)
+        with log.open() as output:
             # The program and its interpreter are there already.
             arguments = [str(part) for part in self._command(key)][_PROGRAM_WORDS:]
             self._logs[key] = log
@@ -192,8 +196,8 @@ class ProcessExecutor:
         return None
 
     def _spawn(self, key: WorkerKey) -> WorkerProcess:
-        log = WorkerLog(self._rundir.worker_log(key.slot), self._log_bytes)
-        with log.open_for(key) as output:
+        log = WorkerLog(self._rundir, self._section, key)
+        with log.open() as output:
             popen = subprocess.Popen(
                 list(self._command(key)),
                 stdin=subprocess.DEVNULL,
@@ -250,8 +254,7 @@ class ProcessExecutor:
         """Take over workers of an earlier supervisor. Each end is reported as any other, that of a
         process which is gone already at once; how it came stays unknown."""
         for process in processes:
-            log = WorkerLog(self._rundir.worker_log(process.key.slot), self._log_bytes)
-            log.go_on()
+            log = WorkerLog(self._rundir, self._section, process.key)
             self._add(_Running(process, None, _open_living(process), log))
         self._write()
 
@@ -283,10 +286,13 @@ class ProcessExecutor:
         if self._forks is not None:
             self._forks.close()
 
-    def rotate_logs(self) -> None:
-        """Cut output files that have grown past their bound."""
-        for running in self._running.values():
-            running.log.rotate_if_large()
+    async def bound_logs(self) -> None:
+        """Keep output files at their bound, for ever; where one has been too large, look again soon."""
+        while True:
+            large = False
+            for running in list(self._running.values()):
+                large |= await asyncio.to_thread(running.log.cut_if_large)
+            await asyncio.sleep(_LOOK_SOON_S if large else _LOOK_S)
 
     def _ended(self, running: _Running) -> None:
         loop = asyncio.get_running_loop()

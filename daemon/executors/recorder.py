@@ -153,10 +153,10 @@ class Recorder:
     def _take(self, message: messages.WorkerMessage, now: float, now_unix_s: float) -> None:
         match message:
             case messages.Progress():
-                _log.info("worker_progress", worker=str(message.key), stage=message.stage)
+                _log.info("worker_progress", worker=message.key, stage=message.stage)
             case messages.Ready():
                 where = f"{message.host}:{message.port}"
-                _log.info("worker_ready", worker=str(message.key), store=where)
+                _log.info("worker_ready", worker=message.key, store=where)
             case messages.Broken():
                 self._broken(message, now)
             case messages.Formed():
@@ -181,13 +181,13 @@ class Recorder:
                 self.faults[message.key] = message
                 _log.error(
                     "worker_fault",
-                    worker=str(message.key),
+                    worker=message.key,
                     iteration=message.iteration,
                     fingerprint=message.fingerprint,
                     traceback=message.traceback,
                 )
             case messages.Leaving():
-                _log.info("worker_leaving", worker=str(message.key), reason=message.reason)
+                _log.info("worker_leaving", worker=message.key, reason=message.reason)
             case messages.Hello() | messages.AskCommit():
                 pass  # answered by the supervisor, which logs what it answers
 
@@ -200,7 +200,7 @@ class Recorder:
         self.loss_noticed(message.key, message.at_s, now)
         _log.warning(
             "collective_broken",
-            worker=str(message.key),
+            worker=message.key,
             broken_generation=message.generation,
             phase=message.phase,
             error=message.error,
@@ -211,7 +211,7 @@ class Recorder:
         self._metrics.add("state_hash_mismatches_total")
         _log.error(
             "state_hash_mismatch",
-            worker=str(message.key),
+            worker=message.key,
             iteration=message.iteration,
             hashes=message.hashes,
         )
@@ -232,7 +232,7 @@ class Recorder:
             self._metrics.add("state_hash_mismatches_total")
             _log.error(
                 "state_hash_conflict",
-                worker=str(message.key),
+                worker=message.key,
                 iteration=message.iteration,
                 state_hash=message.state_hash,
             )

@@ -142,7 +142,7 @@ class Requests:
         return ""
 
     def _wish(self, **changes: Any) -> None:
-        _log.info("job_wish", **changes)
+        _log.info("job_wish", changes=changes)
         work = self._membership.wish(lambda job: msgspec.structs.replace(job, **changes))
         self._asked.spawn(work, "wish")
 

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import structlog
 
@@ -31,7 +31,7 @@ from rallypoint.daemon.core.frozen import replace
 from rallypoint.daemon.core.nodestate import NodeState
 from rallypoint.daemon.core.records import JobRecord
 from rallypoint.daemon.errors import StoreError
-from rallypoint.daemon.executors import adoption, persist, policies, processes, status
+from rallypoint.daemon.executors import adoption, logs, persist, policies, processes, status
 from rallypoint.daemon.executors.admin import AdminServer
 from rallypoint.daemon.executors.books import BooksFile
 from rallypoint.daemon.executors.checkpointplace import log_survey, require_checkpoint_place
@@ -54,8 +54,6 @@ from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.failpoints import Failpoints
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 from rallypoint.daemon.shared.rundir import RunDir
-
-_ROTATE_EVERY_S: Final = 5.0
 
 _log = structlog.get_logger(__name__)
 
@@ -118,7 +116,7 @@ class Supervisor:
             self.recorder,
             command=worker_command or processes.worker_command(rundir),
             environment=processes.worker_environment(environ, config.node.interface),
-            log_bytes=config.log.worker_file_bytes,
+            section=config.log,
             config_hash=configload.config_hash(config),
             welcome=self._welcome,
             answer_commit=self._answer_commit,
@@ -166,7 +164,7 @@ class Supervisor:
             adoption.take_over, self.rundir, self._state.state, self.config
         )
         for process in found.ended:
-            _log.warning("earlier_worker_ended", worker=str(process.key), pid=process.pid)
+            _log.warning("earlier_worker_ended", worker=process.key, pid=process.pid)
         write_atomically(self.rundir.config, configload.to_json(self.config))
         self._drawing.start(self._job.uid)
         self._monitoring.start()
@@ -227,7 +225,7 @@ class Supervisor:
         self._emit(NodeStarted(tuple(AdoptedWorker(p.key, p.pid) for p in adopted)))
         await self._workers.control.start()
         self.spawn(self._hang_watch().run(), "hang watch")
-        self.spawn(self._rotate_logs(), "log rotation")
+        self.spawn(self._workers.processes.bound_logs(), "worker output")
         self.spawn(self._requests.stop_when_all_drain(), "last node")
         self.spawn(self._decide(), "decisions")
         log_survey(self._place)
@@ -235,7 +233,6 @@ class Supervisor:
             "supervisor_started",
             pid=os.getpid(),
             dir=str(self.rundir.path),
-            incarnation=self._state.state.supervisor_incarnation,
             metrics_url=self._monitoring.url,
         )
 
@@ -385,16 +382,7 @@ class Supervisor:
         others, pages = self._membership.neighbours, self._workers.readings
         return HangWatch(bound_s, pages, lambda: self._node, others, self._emit)
 
-    async def _rotate_logs(self) -> None:
-        while True:
-            await asyncio.sleep(_ROTATE_EVERY_S)
-            self._workers.processes.rotate_logs()
-
-    def log_facts(self) -> dict[str, Any]:
-        """What every log line carries."""
-        plan = self.recorder.formed_plan
-        return {
-            "job": self.config.job.name,
-            "node": self.config.node.name,
-            "generation": None if plan is None else plan.generation,
-        }
+    def log_facts(self, worker: WorkerKey | None) -> dict[str, Any]:
+        """What every log line carries, also that about a worker."""
+        incarnation = self._state.state.supervisor_incarnation
+        return logs.facts(self.config, incarnation, self.recorder.formed_plan, worker)

@@ -43,6 +43,8 @@ class SlotBooks(msgspec.Struct):
     """Bucket of an empty slot's time."""
     counted: list[float] = msgspec.field(default_factory=lambda: [0.0] * len(BUCKETS))
     """Seconds of this life that are counted, by bucket."""
+    until_s: float = 0.0
+    """Up to when this life is accounted for."""
     settled_s: float = 0.0
     """Seconds of this life in productive activities that it has reported with a commit."""
 
@@ -81,10 +83,14 @@ class WallLedger:
         """Account for all slots up to ``now``. ``pages``: of all workers that are not reported gone."""
         for number, slot in enumerate(self._slots):
             new = next((k for k in pages if k.slot == number and k != slot.key), None)
-            if new is not None and slot.key is None:
+            if new is not None and slot.key not in pages:
+                if (
+                    slot.key is not None
+                ):  # it went while there was no supervisor, and nobody said so
+                    slot = SlotBooks(slot.until_s, empty=RESTART)
                 self._empty(slot, now)
                 # What the page has from before it was noticed is that of the empty slot.
-                slot = SlotBooks(now, new, counted=pages[new].seconds(now))
+                slot = SlotBooks(now, new, counted=pages[new].seconds(now), until_s=now)
                 self._slots[number] = slot
             if slot.key is None:
                 self._empty(slot, now)
@@ -145,6 +151,7 @@ class WallLedger:
         right[_WARM_UP] += max(0.0, min(begun_s, now) - slot.since_s)
         missing = [max(0.0, due - done) for due, done in zip(right, slot.counted, strict=True)]
         new = max(0.0, sum(right) - sum(slot.counted))
+        slot.until_s = max(slot.until_s, now)
         share = new / sum(missing) if sum(missing) > 0.0 else 0.0
         for index, bucket in enumerate(BUCKETS):
             slot.counted[index] += share * missing[index]

@@ -1,56 +1,104 @@
-"""The output file of a slot: appended by each life of its worker, bounded in size."""
+"""What workers print: a file for each life, bounded in size, and a bounded number of files.
+
+A worker writes into its file itself: nothing that happens to the supervisor, and no amount of output,
+makes it wait.
+"""
 
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
+import structlog
+
+from rallypoint.daemon.shared.config import LogSection
 from rallypoint.daemon.shared.plan import WorkerKey
+from rallypoint.daemon.shared.rundir import RunDir
 
 _TAIL_BYTES: Final = 4096
 _TAIL_LINES: Final = 12
+_COPY_BYTES: Final = 1 << 20
+
+_log = structlog.get_logger(__name__)
 
 
 class WorkerLog:
-    """``worker-<slot>.log`` and one older file, ``worker-<slot>.log.1``."""
+    """The output of one life: ``worker-<slot>-<incarnation>.log``, and what was cut from it last,
+    ``….log.1``."""
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
-        self._path = path
-        self._older = path.with_name(f"{path.name}.1")
-        self._max_bytes = max_bytes
-        self._begin_bytes = 0
+    def __init__(self, rundir: RunDir, section: LogSection, key: WorkerKey) -> None:
+        self._key = key
+        self._path = rundir.worker_log(key)
+        self._older = self._path.with_name(f"{self._path.name}.1")
+        self._max_bytes = section.worker_file_bytes
+        self._max_lives = section.worker_files
+        self._said = False
 
-    @contextmanager
-    def open_for(self, key: WorkerKey) -> Iterator[BinaryIO]:
-        """The file, open for appending by a new life of the worker. Raises OSError."""
+    def open(self) -> BinaryIO:
+        """The file, open for appending, and those of old lives of the slot removed. Raises OSError."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        if self._path.exists() and self._path.stat().st_size > self._max_bytes:
-            self._path.replace(self._older)
-        with self._path.open("ab") as file:
-            file.write(f"--- worker {key} starts ---\n".encode())
-            file.flush()
-            self._begin_bytes = file.tell()
-            yield file
+        self._remove_old()
+        return self._path.open("ab")
 
-    def go_on(self) -> None:
-        """The worker writes already, for a supervisor that is gone: its tail is what it writes on."""
-        self._begin_bytes = self._path.stat().st_size if self._path.exists() else 0
+    def _remove_old(self) -> None:
+        lives: dict[int, list[Path]] = {}
+        for path in self._path.parent.glob(f"worker-{self._key.slot}-*.log*"):
+            life = path.name.split("-")[2].partition(".")[0]
+            if life.isdecimal() and int(life) != self._key.incarnation:
+                lives.setdefault(int(life), []).append(path)
+        for number in sorted(lives, reverse=True)[self._max_lives - 1 :]:
+            for path in lives[number]:
+                path.unlink(missing_ok=True)
 
-    def rotate_if_large(self) -> None:
-        """Copy and truncate: the worker appends, so it goes on at the new end. What it writes
-        between the copy and the cut is lost; renaming would let it write into the old file."""
-        if self._path.stat().st_size > self._max_bytes:
-            shutil.copyfile(self._path, self._older)
-            os.truncate(self._path, 0)
-            self._begin_bytes = 0
+    def cut_if_large(self) -> bool:
+        """Move the end of a file that has grown past its bound into the older one, and empty it. The
+        worker appends, so it goes on at the new end; what it writes between the two steps is lost
+        (renaming the file would let it write into the old one for ever). Whether it was too large."""
+        try:
+            size = self._path.stat().st_size
+            if size <= self._max_bytes:
+                return False
+            try:
+                self._keep_end(size)
+            finally:  # also on a disk that is full: that is when it matters
+                os.truncate(self._path, 0)
+        except OSError as error:
+            if not self._said:
+                self._said = True
+                text = (
+                    f"{error.strerror}: what it printed before is lost, or the file goes on growing"
+                )
+                _log.error(
+                    "worker_output_not_cut", worker=self._key, path=str(self._path), error=text
+                )
+        return True
+
+    def _keep_end(self, size: int) -> None:
+        unfinished = self._older.with_suffix(".tmp")
+        try:
+            with self._path.open("rb") as file, unfinished.open("wb") as copy:
+                file.seek(size - self._max_bytes)
+                left = self._max_bytes
+                while left and (block := file.read(min(left, _COPY_BYTES))):
+                    copy.write(block)
+                    left -= len(block)
+            unfinished.replace(self._older)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
     def tail(self) -> tuple[str, ...]:
-        """The last lines that this life wrote."""
-        with self._path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            begin = self._begin_bytes if self._begin_bytes <= size else 0
-            file.seek(max(begin, size - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-        return tuple(line for line in text.splitlines() if line.strip())[-_TAIL_LINES:]
+        """The last lines that were written; none, where nothing can be read."""
+        data = b""
+        for path in (self._path, self._older):
+            if len(data) < _TAIL_BYTES:
+                data = _end_of(path, _TAIL_BYTES - len(data)) + data
+        lines = data.decode(errors="replace").splitlines()
+        return tuple(line for line in lines if line.strip())[-_TAIL_LINES:]
+
+
+def _end_of(path: Path, size_bytes: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size_bytes))
+            return file.read(size_bytes)
+    except OSError:  # not there, or not readable: its end is quoted for convenience
+        return b""

@@ -19,6 +19,7 @@ from rallypoint.daemon.executors.persist import StateFile
 from rallypoint.daemon.executors.processes import ProcessExecutor, ProcessExit, WorkerProcess
 from rallypoint.daemon.executors.recorder import Recorder
 from rallypoint.daemon.shared import messages
+from rallypoint.daemon.shared.config import LogSection
 from rallypoint.daemon.shared.errors import ProtocolError
 from rallypoint.daemon.shared.exitcodes import EXIT_RESTART_COLD
 from rallypoint.daemon.shared.plan import WorkerKey
@@ -52,7 +53,7 @@ class Workers:
         *,
         command: Callable[[WorkerKey], Sequence[str]],
         environment: Mapping[str, str],
-        log_bytes: int,
+        section: LogSection,
         config_hash: str,
         welcome: Callable[[WorkerKey], messages.Welcome],
         answer_commit: Callable[[messages.AskCommit], messages.CommitAnswer],
@@ -62,7 +63,7 @@ class Workers:
             rundir,
             command,
             environment,
-            log_bytes=log_bytes,
+            section=section,
             on_exit=self._ended,
             on_forked=self._started,
             on_failed=self._not_started,
@@ -104,12 +105,12 @@ class Workers:
         reason = self._ended_how.pop(key.slot, None)
         if reason is not None:
             self._recorder.worker_restarted(reason)
-        _log.info("worker_started", worker=str(key), pid=process.pid)
+        _log.info("worker_started", worker=key, pid=process.pid)
         self._emit(events.WorkerSpawned(key, process.pid))
 
     def _not_started(self, key: WorkerKey, error: OSError) -> None:
         self._ended_how[key.slot] = "spawn_failed"
-        _log.error("worker_not_started", worker=str(key), error=str(error))
+        _log.error("worker_not_started", worker=key, error=str(error))
         page = self._pages.pop(key, None)
         if page is not None:
             self._recorder.worker_ended(key, 0, page.read_ledger(), by_agreement=False)
@@ -120,9 +121,9 @@ class Workers:
         """Save evidence of this worker and of its peers, then end it."""
         try:
             folder = await evidence.save(self._rundir, key, reason, self._suspects())
-            _log.warning("evidence_saved", worker=str(key), reason=reason, path=str(folder))
+            _log.warning("evidence_saved", worker=key, reason=reason, path=str(folder))
         except OSError as error:
-            _log.error("evidence_not_saved", worker=str(key), error=str(error))
+            _log.error("evidence_not_saved", worker=key, error=str(error))
         if not self.is_gone(key):
             self.kill(key, reason, "hang")
 
@@ -131,7 +132,7 @@ class Workers:
         self._killed[key] = reason, "killed" if why == "order" else why
         if why == "protocol":
             self.control.drop(key, reason)
-        _log.warning("worker_killed", worker=str(key), reason=reason)
+        _log.warning("worker_killed", worker=key, reason=reason)
         self.processes.kill(key)
 
     def adopt(self, processes: Sequence[WorkerProcess]) -> None:
@@ -139,7 +140,7 @@ class Workers:
         for process in processes:
             key = process.key
             self._pages[key] = SlotPage(self._rundir.page(key.slot))
-            _log.info("worker_adopted", worker=str(key), pid=process.pid)
+            _log.info("worker_adopted", worker=key, pid=process.pid)
         self.processes.adopt(processes)
 
     def readings(self) -> dict[WorkerKey, SlotCounters]:
@@ -176,7 +177,7 @@ class Workers:
             if refusal:
                 self.kill(key, refusal)
         if refusal:
-            _log.warning("worker_refused", worker=str(key), pid=message.pid, reason=refusal)
+            _log.warning("worker_refused", worker=key, pid=message.pid, reason=refusal)
             return messages.Leave(reason=refusal)
         self._recorder.greeted(message)
         for event in (events.WorkerConnected(key), *_facts(message)):
@@ -214,7 +215,7 @@ class Workers:
             answer = self._answer_commit(message)
             _log.info(
                 "commit_question",
-                worker=str(message.key),
+                worker=message.key,
                 iteration=message.iteration,
                 allowed=answer.allowed,
                 reason=answer.reason,
@@ -252,7 +253,7 @@ class Workers:
         log = _log.info if by_agreement else _log.warning
         log(
             "worker_exited",
-            worker=str(key),
+            worker=key,
             pid=ended.process.pid,
             reason=reason,
             phase=counters.phase,

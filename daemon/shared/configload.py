@@ -85,6 +85,7 @@ _BOUNDS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
         "checkpoint.local_keep_last": (1, math.inf),
         "metrics.port": (0, 65535),
         "log.worker_file_bytes": (4096, math.inf),
+        "log.worker_files": (1, math.inf),
     }
 )
 

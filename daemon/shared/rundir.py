@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.plan import WorkerKey
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,9 @@ class RunDir:
         """What was saved of workers that hung, a directory for each."""
         return self.path / "evidence"
 
-    def worker_log(self, slot: int) -> Path:
-        """Standard output and error of the worker in a slot."""
-        return self.path / "logs" / f"worker-{slot}.log"
+    def worker_log(self, key: WorkerKey) -> Path:
+        """Standard output and error of one life of a worker."""
+        return self.path / "logs" / f"worker-{key.slot}-{key.incarnation}.log"
 
     @property
     def fork_server_log(self) -> Path:

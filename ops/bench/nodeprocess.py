@@ -144,7 +144,7 @@ def main(directory: Path, first: int, count: int, settings: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # three descriptors a node
     given = [configload.parse_assignment(setting) for setting in settings]
     config = configload.load(command_line=given).config
-    logs.configure(config.log, dict)
+    logs.configure(config.log, lambda _: {})
     names = [node_name(index) for index in range(first, first + count)]
     asyncio.run(serve(NodeProcess(config, directory, names)))
 

@@ -25,6 +25,7 @@ CHECKS: Final[Mapping[str, Check]] = MappingProxyType(
         "interface": network.interface,
         "addresses": network.addresses,
         "ports": network.ports,
+        "metrics": network.metrics,
         "etcd": services.etcd,
         "checkpoints": services.checkpoints,
         "gpu": devices.gpus,

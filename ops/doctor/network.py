@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from rallypoint.daemon.executors import httpaccess
+from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.ops.doctor.finding import Finding, Patient, graded
 
 _SLOW_S: Final = 1.0
@@ -71,6 +73,29 @@ def ports(patient: Patient) -> Iterator[Finding]:
         text = f"{where}: {'in use' if taken else error.strerror or error}"
         remedy = "give another metrics.port (0 picks a free one), or another metrics.bind"
         yield graded("ports", text, fail=True, remedy=remedy)
+
+
+def metrics(patient: Patient) -> Iterator[Finding]:
+    """Certificate and users of /metrics can be used; it is not open to other machines."""
+    section = patient.config.metrics
+    try:
+        encrypted = httpaccess.server_context(section) is not None
+        if section.users_file is not None:
+            httpaccess.read_users(section.users_file)
+    except ConfigError as error:
+        remedy = "mend the file: a run would be refused (exit code 2)"
+        yield graded("metrics", str(error), fail=True, remedy=remedy)
+        return
+    guarded = section.users_file is not None or section.client_ca_file is not None
+    alone = section.bind in ("localhost", "::1") or section.bind.startswith("127.")
+    yield graded(
+        "metrics",
+        f"/metrics on {section.bind}: {'TLS' if encrypted else 'not encrypted'}, "
+        f"{'for those who are let in' if guarded else 'for everybody'}"
+        f"{' on this machine' if alone else ''}",
+        warn=not alone and not (encrypted and guarded),
+        remedy="metrics.cert_file, key_file and users_file, or metrics.bind on loopback",
+    )
 
 
 def _reach(host: str, port: int) -> str:

@@ -182,8 +182,9 @@ def checkpoints(patient: Patient) -> Iterator[Finding]:
     yield graded(
         "checkpoints",
         f"{wrong or f'{place}: written once, read back, removed'} ({took_s:.3f} s)",
-        fail=bool(wrong),
-        remedy="this storage cannot keep two writers apart: give another checkpoint.url",
+        warn=bool(wrong),
+        remedy="checkpoints are kept apart by their names alone there; a store that refuses to create what "
+        "exists keeps two writers apart in any case",
     )
 
 

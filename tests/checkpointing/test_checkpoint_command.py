@@ -1,8 +1,10 @@
 """``rallypoint checkpoints``, and loading from whatever a user points at."""
 
 import argparse
+import io
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,3 +135,30 @@ def test_no_checkpoint_says_what_would_be_one(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"nowhere: no committed checkpoint; give a"):
         load_checkpoint(str(tmp_path / "nowhere"))
     assert list(tmp_path.iterdir()) == []
+
+
+class Terminal(io.StringIO):
+    """Standard error of somebody who looks on."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("action", "shown"), [("list", "verifying"), ("prune", "looking")])
+def test_long_work_shows_a_bar_on_a_terminal_apart_from_the_result(
+    infos: list[CheckpointInfo],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    action: str,
+    shown: str,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    assert run(action, str(tmp_path), "--json") == 0
+    said = capsys.readouterr()
+    assert said.err == "", "nobody looks on"
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert run(action, str(tmp_path), "--json") == 0
+    assert shown in terminal.getvalue()
+    assert json.loads(capsys.readouterr().out) == json.loads(said.out)

@@ -17,7 +17,7 @@ from tests.fakes.command import run_command
 from tests.fakes.object_stores import ObjectStore
 from tests.fakes.training import config, make_worker
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SETTINGS = config(task="cartpole", dtype="float32")
 JOB = CheckpointSection(url="az://checkpoints/job", credentials_file="keys")

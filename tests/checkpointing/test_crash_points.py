@@ -13,7 +13,7 @@ from tests.checkpointing.samples import assert_state, commit, newest
 from tests.checkpointing.test_checkpoint_crash import race, run_in_child
 from tests.fakes.dying import DyingStorage, Killed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Open = Callable[[], Storage]
 
@@ -69,7 +69,6 @@ def test_killed_before_every_single_storage_operation(open_place: Open) -> None:
     assert len(open_place().list(lambda directory: True)) == 1, "all leftovers are collected"
 
 
-@pytest.mark.timeout(600)
 def test_two_writers_with_different_fences_race(open_place: Open) -> None:
     """The later generation is at an earlier iteration, as after a restore. Whatever the order in which
     they end, it is what a restart takes, and what was committed before stays readable. Every tenth time

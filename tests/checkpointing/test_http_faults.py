@@ -11,7 +11,7 @@ from tests.checkpointing.samples import assert_state, commit, newest
 from tests.fakes.http_proxy import HttpProxy, What, http_proxy
 from tests.fakes.object_stores import ObjectStore
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(params=["s3", "gs"])

@@ -11,7 +11,10 @@ from rallypoint.checkpointing.objects import BLOCK_BYTES
 from rallypoint.checkpointing.probe import refuses_second_create
 from rallypoint.checkpointing.storage import Buffer, Storage
 
+pytestmark = pytest.mark.timeout(300)
+
 Open = Callable[[], Storage]
+BOUND_S = 120.0
 
 
 @pytest.fixture
@@ -150,7 +153,7 @@ def test_of_many_creators_of_one_file_one_wins(open_place: Open) -> None:
 
     def create(number: int) -> None:
         storage = open_place()
-        barrier.wait(30.0)
+        barrier.wait(BOUND_S)
         try:
             storage.create("d", "a", (b"%d" % number,))
         except FileExistsError:
@@ -161,7 +164,7 @@ def test_of_many_creators_of_one_file_one_wins(open_place: Open) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30.0)
+        thread.join(BOUND_S)
     assert len(won) == 1
     assert content(open_place(), "a") == b"%d" % won[0]
 

@@ -18,7 +18,7 @@ from rallypoint.daemon.shared.rundir import RunDir
 from tests.fakes.scrape import scrape
 
 SCRIPT = Path(__file__).with_name("supervise_fakes.py")
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 Status = dict[str, Any]
 

@@ -1,5 +1,6 @@
 """The checkpoint benchmark: its arithmetic, and real small saves."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,11 @@ def test_ours_is_held_against_an_iteration_and_a_raw_copy_of_the_same_place() ->
     assert local["persist_of_raw_copy"] == pytest.approx(1.1)
     assert remote["persist_of_raw_copy"] == pytest.approx(1.5)
     text = checkpoint.text(found)
-    assert "local: stall 40.0 ms per 100 MB, 0.50 % of an iteration" in text
-    assert "persisted in 1.50 times a raw copy (goal 1.2)" in text
+    assert (
+        "local: stall 40.0 ms per 100 MB, 0.50 % of an iteration (goal 1 %: met); persisted in 1.10 times"
+        in text
+    )
+    assert "persisted in 1.50 times a raw copy (goal 1.2: missed)" in text
 
 
 @pytest.mark.parametrize(("text", "size"), [("100MB", 10**8), ("1GB", 10**9), ("7KB", 7000)])
@@ -41,6 +45,21 @@ def test_sizes(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="a number and KB, MB or GB"):
         parse_size(text)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_rows_are_told_as_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In processes of their own, and of the local directory alone where there is no S3 server."""
+    methods = ("raw copy", "ours")
+    monkeypatch.setattr(checkpoint, "METHODS", methods)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    told: list[Row] = []
+    rows = checkpoint.measure(tmp_path, 10**6, saves=1, device="cpu", url=None, on_row=told.append)
+    assert told == rows
+    assert [(row.place, row.method) for row in rows] == [("local", method) for method in methods]
+    assert rows[0].iteration_s is None
+    assert 0 < rows[1].stall_s < rows[1].persist_s
 
 
 @pytest.mark.slow

@@ -1,18 +1,26 @@
-"""The reference pages say what the code says, and every command and exit code is in the documents."""
+"""The reference pages say what the code says, every command and exit code is in the documents, and all
+pages are built with warnings as errors."""
 
 import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rallypoint.daemon import cli
+from rallypoint.daemon.executors import logevents
 from rallypoint.daemon.executors.metrictable import TABLE
 from rallypoint.daemon.shared import configload, timeouts
 from rallypoint.daemon.shared.config import Config
+from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.figures import FIGURES, FOLDERS
-from rallypoint.ops import docs
+from rallypoint.ops import docs, logsites
 from tests.fakes.training import config, train
-from tests.project import ROOT, pyproject, source
+from tests.project import ROOT, code_files, project_files, pyproject, run, source
 
 
 @pytest.mark.parametrize("name", sorted(docs.pages()))
@@ -81,3 +89,118 @@ def test_every_figure_of_a_real_iteration_is_documented() -> None:
         *(name for name in known if name.startswith("aux_")),
     }
     assert known - others <= figures
+
+
+# --- blocks of code ---------------------------------------------------------------------------
+
+
+def blocks(*kinds: str) -> Iterator[tuple[str, str]]:
+    """Page and text of each block of code of these kinds, in all documents."""
+    for path in project_files():
+        if path.suffix == ".md":
+            found = re.finditer(r"^```(\w+)\n(.*?)^```$", source(path), re.MULTILINE | re.DOTALL)
+            yield from ((str(path), m[2]) for m in found if m[1] in kinds)
+
+
+def test_every_configuration_that_is_shown_is_valid(tmp_path: Path) -> None:
+    shown = list(blocks("toml"))
+    assert {page for page, _ in shown} >= {"README.md", "docs/spot-clusters.md"}
+    for page, text in shown:
+        file = tmp_path / "job.toml"
+        file.write_text(text)
+        try:  # with the name that each node of a cluster gets from its environment
+            configload.load(file, environ={"RALLYPOINT_NODE__NAME": "a"})
+        except ConfigError as error:
+            pytest.fail(f"{page}: {error}")
+
+
+def test_every_command_that_is_shown_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    parser, count = cli.full_parser(), 0
+    for page, text in blocks("sh", "bash"):
+        redirected = text.replace("\\\n", " ")
+        lines = re.sub(r"\s\d?>>?\s*&?[^\s;|)]+", "", redirected).splitlines()
+        for command in (m[1] for x in lines for m in [_COMMAND.search(x)] if m is not None):
+            words = shlex.split(command.strip(), comments=True)
+            try:
+                parser.parse_args(words)
+            except SystemExit:
+                pytest.fail(f"{page}: rallypoint {command}: {capsys.readouterr().err}")
+            count += 1
+    assert count > 20
+
+
+_COMMAND = re.compile(r"""(?:^|[\s"(/])rallypoint ((?:"[^"]*"|'[^']*'|[^|&;)>#"'])+)""")
+
+
+# --- the list of log events ----------------------------------------------------------------------
+
+
+def listed_events() -> list[str]:
+    return [name for events in logevents.EVENTS.values() for name in events]
+
+
+def test_every_event_that_is_logged_is_listed_and_every_listed_one_is_logged() -> None:
+    logged = {site.event for site in logsites.sites() if site.event is not None}
+    assert logged - {*listed_events()} == set(), (
+        "say in daemon/executors/logevents.py what it means"
+    )
+    assert {*listed_events()} - logged == set(), "nothing logs it: take it from the list"
+    assert len(listed_events()) == len({*listed_events()}), "one name, one place in the list"
+
+
+def test_no_event_is_logged_under_a_name_that_the_list_cannot_be_held_against() -> None:
+    """Names that are passed on come from decisions, where they are literal."""
+    passed = {site.where.partition(":")[0] for site in logsites.sites() if site.event is None}
+    assert passed == {"core/changes.py", "core/leader.py", "executors/perform.py"}
+    loggers = [p for p in code_files() if "structlog.get_logger" in source(p)]
+    strange = [p for p in loggers if p.parts[0] != "daemon" or "_log = structlog" not in source(p)]
+    assert not strange, "the list is made of what `_log` of the daemon's modules is given"
+
+
+def test_no_field_hides_a_fact_that_every_line_has() -> None:
+    hidden = [site for site in logsites.sites() if {*site.fields} & {*logevents.BOUND}]
+    assert not hidden
+    assert all(meaning.endswith(".") for e in logevents.EVENTS.values() for meaning in e.values())
+
+
+# --- the pages are built -------------------------------------------------------------------------
+
+
+def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
+    """What ``make docs`` does."""
+    return run(
+        *(sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet"),
+        *("-b", "html", "-c", "docs", ".", str(target)),
+        cwd=source,
+    )
+
+
+@pytest.mark.slow
+def test_the_documentation_is_built_without_a_warning(tmp_path: Path) -> None:
+    built = build(ROOT, tmp_path / "site")
+    assert (built.returncode, built.stdout + built.stderr) == (0, "")
+    pages = [p for p in project_files() if p.suffix == ".md" and p.parts[0] == "docs"]
+    assert pages
+    contents = (tmp_path / "site/docs/README.html").read_text(encoding="utf-8")
+    for page in pages:
+        assert (tmp_path / "site" / page).with_suffix(".html").is_file()
+        name = page.relative_to("docs").with_suffix(".html").as_posix()
+        assert page == Path("docs/README.md") or f'href="{name}"' in contents
+
+
+@pytest.mark.slow
+def test_a_new_page_is_taken_in_and_one_that_is_wrong_is_refused(tmp_path: Path) -> None:
+    docs, page = tmp_path / "docs", tmp_path / "docs/runbooks/new.md"
+    page.parent.mkdir(parents=True)
+    shutil.copy2(ROOT / "docs/conf.py", docs)
+    (docs / "README.md").write_text("# Documentation\n")
+    page.write_text("# New\n\nSee [the first](../README.md#documentation).\n")
+    built = build(tmp_path, tmp_path / "site")
+    assert (built.returncode, built.stdout + built.stderr) == (0, "")
+    assert 'href="runbooks/new.html"' in (tmp_path / "site/docs/README.html").read_text()
+
+    page.write_text("# New\n\n[Gone](../gone.md), [nowhere](../README.md#no-such-heading)\n")
+    refused = build(tmp_path, tmp_path / "site")
+    assert refused.returncode != 0
+    assert "gone.md" in refused.stderr
+    assert "no-such-heading" in refused.stderr

@@ -14,7 +14,7 @@ from rallypoint.trainer.envs.motions import CLIPS
 from rallypoint.trainer.evaluate import COMMAND
 from tests.fakes.command import run_command
 
-ITERATIONS = 300
+ITERATIONS = 220
 BOUND_S = 900.0
 """Of the whole run, on cores that other tests use too."""
 STEPPING = {clip.name for clip in CLIPS if clip.stepping}
@@ -36,7 +36,7 @@ def test_it_learns_to_track_every_clip(tmp_path: Path, capsys: pytest.CaptureFix
         timeout=BOUND_S,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    run_command(COMMAND, str(directory), "--episodes", "192", "--json")
+    run_command(COMMAND, str(directory), "--episodes", "96", "--json")
     clips = {clip["clip"]: clip for clip in json.loads(capsys.readouterr().out)["clips"]}
     assert {name for name, clip in clips.items() if clip["survival"] < 0.95} == set()
     far = {

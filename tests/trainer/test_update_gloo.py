@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.fakes.gloo import LEARNING_RATES, train_over_gloo
 from tests.fakes.training import Worker, config, train
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow]
 
 ITERATIONS, EPOCHS, MINI_BATCHES = 10, 5, 4
 STEPS = ITERATIONS * EPOCHS * MINI_BATCHES

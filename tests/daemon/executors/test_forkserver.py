@@ -18,7 +18,7 @@ from rallypoint.daemon.executors.processes import (
     worker_environment,
 )
 from rallypoint.daemon.shared import configload
-from rallypoint.daemon.shared.config import Config, EnvSection, MembershipSection
+from rallypoint.daemon.shared.config import Config, EnvSection, LogSection, MembershipSection
 from rallypoint.daemon.shared.plan import WorkerKey
 from rallypoint.daemon.shared.rundir import RunDir
 from rallypoint.daemon.shared.slotpage import SlotPage
@@ -44,7 +44,7 @@ class Workers:
             self.rundir,
             self._command,
             worker_environment(os.environ, "lo"),
-            log_bytes=2**20,
+            section=LogSection(),
             on_exit=self.ended.put_nowait,
             on_forked=self.started.put_nowait,
         )

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from rallypoint.daemon.executors import logs
-from rallypoint.daemon.shared.config import LogSection
+from rallypoint.daemon.executors import logevents, logs
+from rallypoint.daemon.shared.config import Config, LogSection
+from rallypoint.daemon.shared.plan import WorkerKey
+from tests.fakes import facts as made
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +21,7 @@ def reset_structlog() -> Iterator[None]:
 
 def test_json_lines_have_the_facts_of_the_moment() -> None:
     stream, facts = io.StringIO(), {"job": "default", "node": "local", "generation": 1}
-    logs.configure(LogSection(level="info"), lambda: facts, stream)
+    logs.configure(LogSection(level="info"), lambda _: facts, stream)
     log = structlog.get_logger("test")
     log.info("first", worker="local/0#1")
     facts["generation"] = 2
@@ -33,18 +35,35 @@ def test_json_lines_have_the_facts_of_the_moment() -> None:
     assert all(e["job"] == "default" and e["node"] == "local" and e["timestamp"] for e in lines)
 
 
+def test_a_line_says_of_whom_it_is() -> None:
+    """Rank and incarnation are those of the worker that it is about, else there is no rank, and the
+    incarnation is the supervisor's."""
+    member, stream = WorkerKey("local", 1, 3), io.StringIO()
+    plan = made.plan(7, member)
+    logs.configure(LogSection(), lambda worker: logs.facts(Config(), 5, plan, worker), stream)
+    log = structlog.get_logger("test")
+    log.info("worker_started", worker=member)
+    log.info("worker_started", worker=WorkerKey("local", 0, 9))
+    log.info("lease_lost")
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    said = [(e.get("worker"), e["rank"], e["incarnation"], e["generation"]) for e in lines]
+    assert said == [("local/1#3", 0, 3, 7), ("local/0#9", None, 9, 7), (None, None, 5, 7)]
+    assert {e["job"] for e in lines} == {"default"}
+    assert all(set(logevents.BOUND) <= set(e) for e in lines)
+
+
 def test_a_reader_that_goes_away_stops_nothing() -> None:
     class ClosedPipe(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
-    logs.configure(LogSection(), dict, ClosedPipe())
+    logs.configure(LogSection(), lambda _: {}, ClosedPipe())
     structlog.get_logger("test").error("nobody reads this")
 
 
 def test_console_lines_are_text() -> None:
     stream = io.StringIO()
-    logs.configure(LogSection(format="console"), dict, stream)
+    logs.configure(LogSection(format="console"), lambda _: {}, stream)
     structlog.get_logger("test").info("worker_started", pid=3)
     assert "worker_started" in stream.getvalue()
     assert "pid=3" in stream.getvalue()

@@ -5,6 +5,36 @@ import pytest
 from rallypoint.daemon.executors.metrics import train_name
 from rallypoint.daemon.executors.metrictable import TABLE
 
+PROMISED: dict[str, set[str]] = {
+    "generation": set(),
+    "world_size": set(),
+    "members": {"state"},
+    "membership_changes_total": {"cause"},
+    "recovery_seconds": {"kind", "phase"},
+    "wall_seconds_total": {"activity"},
+    "env_steps_total": set(),
+    "env_steps_lost_total": {"reason"},
+    "iterations_total": set(),
+    "checkpoint_stall_seconds": set(),
+    "checkpoint_persist_seconds": set(),
+    "checkpoint_age_seconds": set(),
+    "checkpoint_failures_total": set(),
+    "state_hash_mismatches_total": set(),
+    "worker_restarts_total": {"reason"},
+    "slot_quarantined": set(),
+    "straggler_ratio": set(),
+    "etcd_request_seconds": set(),
+    "collective_seconds": {"name"},
+    "envs": {"scope"},
+}
+"""What others script against, and the labels that they name."""
+
+
+def test_the_promised_metrics_are_there() -> None:
+    table = {spec.name: set(spec.labels) for spec in TABLE}
+    for name, labels in PROMISED.items():
+        assert labels <= table[name], name
+
 
 def test_every_metric_is_named_as_monitoring_expects() -> None:
     assert len({spec.name for spec in TABLE}) == len(TABLE)

@@ -18,7 +18,7 @@ from rallypoint.daemon.executors.processes import (
     read_earlier,
     worker_environment,
 )
-from rallypoint.daemon.executors.workerlog import WorkerLog
+from rallypoint.daemon.shared.config import LogSection
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.plan import WorkerKey
 from rallypoint.daemon.shared.rundir import RunDir
@@ -45,7 +45,7 @@ def executor(tmp_path: Path, code: str, ends: Ends) -> ProcessExecutor:
         RunDir(tmp_path),
         command,
         dict(os.environ),
-        log_bytes=2**20,
+        section=LogSection(),
         on_exit=ends.queue.put_nowait,
     )
 
@@ -158,21 +158,3 @@ def test_no_other_launcher_reaches_a_worker() -> None:
         "PYTHONUNBUFFERED": "1",
     }
     assert worker_environment({"OMP_NUM_THREADS": "8"}, "lo")["OMP_NUM_THREADS"] == "8"
-
-
-def test_output_is_rotated_while_it_runs_and_at_the_next_start(tmp_path: Path) -> None:
-    log = WorkerLog(tmp_path / "logs" / "worker-0.log", 100)
-    path, older = tmp_path / "logs" / "worker-0.log", tmp_path / "logs" / "worker-0.log.1"
-    with log.open_for(KEY) as file:
-        file.write(b"early\n" * 50)
-        file.flush()
-        log.rotate_if_large()
-        assert older.read_text().count("early") == 50
-        file.write(b"late\n")
-        file.flush()
-        assert path.read_text() == "late\n"
-        assert log.tail() == ("late",)
-        file.write(b"x" * 200)
-    with WorkerLog(path, 100).open_for(KEY):
-        assert older.read_text().startswith("late")
-        assert path.read_text() == "--- worker local/0#1 starts ---\n"

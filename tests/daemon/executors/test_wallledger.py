@@ -143,6 +143,9 @@ def test_the_next_supervisor_goes_on_without_a_gap() -> None:
     second.tick(10.0, {A: page(1.0, "update", rollout=7.0)})
     assert first.sum() + second.sum() == pytest.approx(20.0)
     assert first.wall["update"] + second.wall["update"] == pytest.approx(2.0)
+    second.tick(12.0, {A2: NOTHING})
+    assert second.wall["recovery/restart"] == pytest.approx(2.0), "its worker went unseen"
+    assert first.sum() + second.sum() == pytest.approx(24.0)
     other = WallLedger(3, 9.0)
     other.resume(first.ledger.books())
     assert len(other.books().slots) == 3, "of a node with other slots: not taken"

@@ -12,7 +12,6 @@ from rallypoint.daemon.executors import proctable
 from tests.fakes.etcd_server import EtcdCluster
 from tests.fakes.supervised import Status
 from tests.faults.injectors.drills import DETECT_S, Drill, process_state, until
-from tests.faults.injectors.job import POLL_S
 from tests.faults.injectors.netns import NODES
 from tests.faults.injectors.nodes import together
 
@@ -45,7 +44,7 @@ class EtcdDrill(Drill):
         while time.monotonic() < until_s:
             for name in NODES:
                 self._trains(name, self.job[name].status())
-            time.sleep(POLL_S)
+            time.sleep(0.1)
         for name, seen in iterations.items():
             self._trains(name, self._past(name, seen + 3))
 

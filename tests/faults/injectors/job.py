@@ -24,10 +24,12 @@ from tests.faults.model.lines import Ledger, Life, read_journal, read_ledger_lin
 from tests.faults.validate.history import Counters, History
 
 SCRIPT = Path(__file__).with_name("supervise_ledgers.py")
+PACED_RUN = (str(Path(__file__).with_name("run_ledgers.py")),)
+"""``rallypoint run`` itself, with the same workers."""
 ROOT = Path(__file__).parents[3]
-WAIT_S = 60.0
+WAIT_S = 120.0
 """Bound of every wait, far above what any takes on a busy machine."""
-POLL_S = 0.02
+POLL_S = 0.05
 PACE_S = 0.015
 OPTIONS = (
     *("--metrics-port", "0", "--set", "log.format=json", "--set", "env.task=pointmass"),
@@ -230,16 +232,21 @@ class FaultJob(Supervised):
 
     def processes_left(self) -> list[int]:
         """Every process of this job, the supervisor included, by a mark in its environment."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                try:
-                    environment = (entry / "environ").read_bytes()
-                except OSError:  # gone meanwhile
-                    continue
-                if self.mark.encode() in environment.split(b"\0"):
-                    found.append(int(entry.name))
-        return found
+        return processes_with(self.mark)
+
+
+def processes_with(mark: str) -> list[int]:
+    """Every process that has this ``NAME=value`` in its environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:  # gone meanwhile
+                continue
+            if mark.encode() in environment.split(b"\0"):
+                found.append(int(entry.name))
+    return found
 
 
 def by_rank(status: Status, rank: int) -> dict[str, Any]:

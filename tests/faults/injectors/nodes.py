@@ -14,9 +14,11 @@ from typing import Any
 
 from tests.fakes.etcd_server import EtcdCluster
 from tests.fakes.supervised import Status
-from tests.faults.injectors.job import POLL_S, WAIT_S, FaultJob
+from tests.faults.injectors.job import PACED_RUN, WAIT_S, FaultJob
 
-CLI = ("-m", "rallypoint.daemon.cli", "run")
+CLI = ("-m", "rallypoint.daemon.cli")
+ASK_S = 0.25
+"""Between two questions to etcdctl, which is a process each time."""
 OPTIONS = ("--workers", "1", "--set", "membership.orphan_grace_s=30.0")
 
 
@@ -65,7 +67,7 @@ class Node(FaultJob):
 
     def command(self, *arguments: str) -> str:
         """Output of a subcommand about this node."""
-        command = [sys.executable, *CLI[:-1], *arguments, "--dir", str(self.rundir.path)]
+        command = [sys.executable, *CLI, *arguments, "--dir", str(self.rundir.path)]
         return subprocess.run(
             command, capture_output=True, text=True, timeout=WAIT_S, check=True
         ).stdout
@@ -95,7 +97,7 @@ class Nodes:
         named = ("--set", f"node.name={name}")
         placed, launcher = self.place(name)
         words = (*self._options, *named, *placed, *options)
-        node = Node(directory, *words, command=CLI, launcher=launcher)
+        node = Node(directory, *words, command=PACED_RUN, launcher=launcher)
         node.name = name
         self.running[name] = node
         return node
@@ -168,7 +170,7 @@ class Nodes:
         deadline_s = time.monotonic() + WAIT_S
         while keys & set(self.etcd.written(f"/rallypoint/{self.job}/")):
             assert time.monotonic() < deadline_s, f"{keys} are still there"
-            time.sleep(POLL_S)
+            time.sleep(ASK_S)
 
     def committed(self, name: str) -> list[tuple[int, str]]:
         """Iterations in the journal of a node, as they came, with the hash of the state."""

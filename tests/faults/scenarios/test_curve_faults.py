@@ -7,11 +7,9 @@ import pytest
 
 from rallypoint.checkpointing.store import CheckpointStore
 from tests.fakes.tfevents import points
-from tests.faults.injectors.job import FaultJob, has_checkpoint
+from tests.faults.injectors.job import PACED_RUN, WAIT_S, FaultJob, has_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
-
-CLI = ("-m", "rallypoint.daemon.cli", "run")
 
 
 def test_every_iteration_is_one_point(tmp_path: Path) -> None:
@@ -20,7 +18,7 @@ def test_every_iteration_is_one_point(tmp_path: Path) -> None:
     patient = ("--set", "membership.orphan_grace_s=60.0")
     lives, checkpoints = [], directory / "checkpoints"
     try:
-        job = FaultJob(directory, "--workers", "2", *patient, command=CLI)
+        job = FaultJob(directory, "--workers", "2", *patient, command=PACED_RUN)
         lives.append(job)
         job.kill(job.settle(2), 0)
         job.settle(2)
@@ -28,7 +26,7 @@ def test_every_iteration_is_one_point(tmp_path: Path) -> None:
 
         newest = at = 0
         while at == newest:  # until an iteration is behind the newest checkpoint
-            job = FaultJob(directory, "--workers", "2", *patient, command=CLI)
+            job = FaultJob(directory, "--workers", "2", *patient, command=PACED_RUN)
             lives.append(job)
             job.settle(2)
             job.wait_for(has_checkpoint, "a checkpoint")
@@ -40,9 +38,9 @@ def test_every_iteration_is_one_point(tmp_path: Path) -> None:
         iterations = newest + 20
 
         end = ("--iterations", str(iterations))
-        job = FaultJob(directory, "--workers", "2", *end, command=CLI)
+        job = FaultJob(directory, "--workers", "2", *end, command=PACED_RUN)
         lives.append(job)
-        assert job.process.wait(60) == 0
+        assert job.process.wait(WAIT_S) == 0
     finally:
         for life in lives:
             life.end_all()

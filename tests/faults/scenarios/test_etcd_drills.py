@@ -10,7 +10,7 @@ from tests.faults.injectors.etcddrills import LEASE_S, EtcdDrill
 from tests.faults.injectors.netns import NODES, SERVERS, NetNodes
 from tests.faults.injectors.steppedclock import SteppedClock
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 GRACE_S = 12.0
 """``orphan_grace_s``: less than the outages here, more than a supervisor needs to start."""

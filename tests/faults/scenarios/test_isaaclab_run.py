@@ -1,5 +1,5 @@
 """Isaac Lab under the elastic session: Cartpole is learned by two workers, while one is killed and its
-successor joins."""
+successor joins. All envs are simulated all the time, so the survivor builds its simulation anew twice."""
 
 import importlib.util
 from pathlib import Path
@@ -15,7 +15,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(1300)]
 RETURN = 1.5
 """An untrained policy has 0.1."""
 SETTINGS = (
-    *("env.backend=isaaclab", "env.task=Isaac-Cartpole-Direct", "env.num_envs=256"),
+    *("env.backend=isaaclab", "env.task=Isaac-Cartpole-Direct"),
+    *("env.budget=global", "env.num_envs=512"),
     "job.profile=rsl_rl",
     *("ppo.rollout_steps=16", "ppo.hidden=[32,32]", "ppo.epochs=5", "ppo.mini_batches=4"),
     *("ppo.learning_rate_bounds=[1e-5,1e-3]", "ppo.normalise_actor=true"),
@@ -51,6 +52,7 @@ def test_isaaclab_cartpole_is_learned_while_a_worker_is_killed_and_one_joins(
         after = job.settle(2, 2, newer_than={victim["slot"]: victim["incarnation"]})
         assert after["generation"] >= before["generation"] + 2  # without it, and with its successor
         assert survivor["pid"] in {w["pid"] for w in after["workers"]}
+        assert [w["num_envs"] for w in after["workers"]] == [256, 256]
         job.wait_until(
             lambda: recent_return(job) >= RETURN,
             lambda: f"a return of {RETURN}; the last one is {recent_return(job)}",
@@ -60,6 +62,8 @@ def test_isaaclab_cartpole_is_learned_while_a_worker_is_killed_and_one_joins(
         assert job.process.returncode == 0
     finally:
         job.end_all()
+    log = (job.rundir.path / "logs" / f"worker-{survivor['slot']}.log").read_text()
+    assert log.count("now building the scene") >= 3
     lines = read_journal(job.rundir.journal)
     committed = [line.iteration for line in lines if isinstance(line, IterationLine)]
     assert committed == list(range(1, len(committed) + 1))

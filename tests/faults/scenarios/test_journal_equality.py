@@ -13,7 +13,7 @@ from rallypoint.trainer.reproduce import Report, read_lineage, reproduce
 from tests.fakes.scripted_supervisor import ScriptedSupervisor
 from tests.faults.injectors.exact import SMALL, Run, pauses, run, state_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 TOLERANCE = 1e-10
 ITERATIONS = 40

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.etcd_server import EtcdCluster, cluster
+from tests.faults.injectors.job import WAIT_S
 from tests.faults.injectors.nodes import nodes, together
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
@@ -28,7 +29,7 @@ def test_all_nodes_finish_at_one_iteration_and_once(tmp_path: Path, etcd: EtcdCl
         ends = [line for n in NAMES for line in job[n].logged("job_state")]
         assert [line["state"] for line in ends] == ["finished"]
         (again,) = job.start("b")
-        assert again.process.wait(60) == 0, "a finished job is not begun again"
+        assert again.process.wait(WAIT_S) == 0, "a finished job is not begun again"
         assert not again.logged("worker_started")[1:]
         job.start(*NAMES, options=("--iterations", "40"))
         assert job.exit_codes(*NAMES) == dict.fromkeys(NAMES, 0)
@@ -129,7 +130,7 @@ def test_a_node_that_differs_is_refused_in_words_and_disturbs_nobody(
         job.start("a")
         before = job.settle("a")["a"]
         refused = job.start("b", options=("--set", "job.seed=7"))[0]
-        assert refused.process.wait(60) == 2
+        assert refused.process.wait(WAIT_S) == 2
         assert "other values (job.seed: 1 -> 7; hash" in refused.output()
         for option, words in (
             ("job.iterations=12", "job.iterations: none -> 12"),
@@ -137,15 +138,15 @@ def test_a_node_that_differs_is_refused_in_words_and_disturbs_nobody(
             ("membership.hang_s=7.0", "membership.hang_s: none -> 7.0"),
         ):
             refused = job.start("c", options=("--set", option))[0]
-            assert refused.process.wait(60) == 2
+            assert refused.process.wait(WAIT_S) == 2
             assert f"runs with other values ({words}; nodes: a)" in refused.output()
         stranger = other.start("x", options=("--job", job.job))[0]
-        assert stranger.process.wait(60) == 2
+        assert stranger.process.wait(WAIT_S) == 2
         assert f"holds job '{other.job}', not job.name" in stranger.output()
         state = other.base / "x" / "run" / "state.json"
         state.write_text(state.read_text().replace(other.job, job.job))
         stranger = other.start("x", options=("--job", job.job))[0]
-        assert stranger.process.wait(60) == 2
+        assert stranger.process.wait(WAIT_S) == 2
         assert f"holds another job '{job.job}' (uid {job.record()['uid']})" in stranger.output()
         after = job.settle("a")["a"]
         assert after["generation"] == before["generation"]

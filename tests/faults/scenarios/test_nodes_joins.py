@@ -10,7 +10,7 @@ from tests.fakes.etcd_server import EtcdCluster
 from tests.faults.injectors.drills import process_state, until
 from tests.faults.injectors.nodes import Nodes, nodes
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 NEWCOMERS = ("b", "c", "d")
 DEBOUNCE = ("--set", "membership.join_debounce_s=4.0")

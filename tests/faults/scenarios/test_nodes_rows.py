@@ -9,9 +9,10 @@ from rallypoint.checkpointing.reading import read_checkpoint
 from rallypoint.checkpointing.store import CheckpointStore
 from tests.fakes.etcd_server import EtcdCluster
 from tests.faults.injectors.exact import EXACT, run
+from tests.faults.injectors.job import WAIT_S
 from tests.faults.injectors.nodes import Node, nodes
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 SETTINGS = (*EXACT, "env.task=pointmass", "checkpoint.env_rows=true")
 EVERY = list(range(48))
@@ -43,7 +44,7 @@ def test_rows_of_two_nodes_are_restored_on_one_and_every_episode_goes_on(
         assert held == dict.fromkeys(held, EVERY), "the rows of both nodes"
         alone = ("--set", "job.min_workers=1", "--iterations", str(LAST))
         (node,) = job.start(keeper, options=alone)
-        assert node.process.wait(60) == 0
+        assert node.process.wait(WAIT_S) == 0
         lines = [line for line in node.journal() if line["event"] == "iteration"]
         assert [line["world_size"] for line in lines] == [2] * FIRST + [1] * (LAST - FIRST)
         assert [line["state_hash"] for line in lines] == expected

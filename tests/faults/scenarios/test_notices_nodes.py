@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.etcd_server import EtcdCluster
+from tests.faults.injectors.job import WAIT_S
 from tests.faults.injectors.nodes import Node, nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
@@ -37,7 +38,7 @@ def test_on_a_notice_the_others_lose_no_env_step_and_the_node_may_come_back(
         lost = {name: steps_lost(job[name]) for name in staying}
         answer = json.loads(job[leaving].command("simulate-notice", "--in-s", "30", "--json"))
         assert (answer["exited"], answer["passed"]) == (75, True)
-        assert job[leaving].process.wait(60) == 75
+        assert job[leaving].process.wait(WAIT_S) == 75
         (ordered,) = job[leaving].logged("checkpoint_ordered")
         assert ordered["reason"] == "preemption notice: simulated, 30 s left"
         job.settle(*staying)
@@ -68,7 +69,7 @@ def test_the_last_holder_of_state_commits_before_it_goes(tmp_path: Path, etcd: E
         for number in (signal.SIGUSR1, signal.SIGCONT, signal.SIGTERM):  # as Slurm: to all of a job
             for pid in node.processes_left():
                 os.kill(pid, number)
-        assert node.process.wait(60) == 75
+        assert node.process.wait(WAIT_S) == 75
         assert not node.logged("worker_killed")
         assert node.checkpoints()[-1] == job.last_iteration("a")
         assert node.processes_left() == []
@@ -79,12 +80,12 @@ def test_an_iteration_without_end_costs_only_itself(tmp_path: Path, etcd: EtcdCl
     options = ("--set", "checkpoint.every_iterations=100000", "--set", "membership.hang_s=40")
     with nodes(tmp_path, etcd, *options) as job:
         (node,) = job.start("a")
-        stuck = job.settle("a")["a"]["iteration"] + 30
+        stuck = job.settle("a")["a"]["iteration"] + 15
         node.arming.arm(f"rollout@{stuck}=sleep=2,mini_batch@{stuck}=sleep=30")
         node.wait_until(node.arming.fired, lambda: "the rollout to be slow")
         answer = json.loads(node.command("simulate-notice", "--in-s", "6", "--json"))
         assert (answer["exited"], answer["passed"]) == (75, True)
-        assert node.process.wait(60) == 75
+        assert node.process.wait(WAIT_S) == 75
         assert [point.entry for point in node.arming.fired()][-1].startswith("mini_batch")
         assert node.checkpoints()[-1] == job.last_iteration("a") == stuck - 1
         assert node.processes_left() == []

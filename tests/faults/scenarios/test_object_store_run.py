@@ -68,7 +68,6 @@ def assert_sound(store: CheckpointStore) -> None:
             assert info.path not in {other.path for other in store.list()}
 
 
-@pytest.mark.timeout(300)
 def test_ten_kills_of_the_writers_rank_leave_only_sound_checkpoints(
     s3: ObjectStore, tmp_path: Path
 ) -> None:
@@ -129,7 +128,6 @@ def test_a_change_of_generation_does_not_void_what_a_healthy_writer_uploads(
     assert left == []
 
 
-@pytest.mark.timeout(300)
 def test_a_store_that_goes_away_stops_nobody_and_a_restore_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

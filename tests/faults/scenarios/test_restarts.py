@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults.injectors.exact import EXACT, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 STEPS = 48 * 8
 """Env steps of an iteration."""

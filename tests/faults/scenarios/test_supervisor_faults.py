@@ -12,20 +12,19 @@ import pytest
 
 from rallypoint.daemon.shared.configload import from_json
 from tests.fakes.supervised import trains
-from tests.faults.injectors.job import WAIT_S, FaultJob, has_checkpoint
+from tests.faults.injectors.job import PACED_RUN, WAIT_S, FaultJob, has_checkpoint
 from tests.faults.model.lineage import Shape, follow
 from tests.faults.model.lines import read_journal
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 PATIENT = ("--set", "membership.orphan_grace_s=60.0")
-CLI = ("-m", "rallypoint.daemon.cli", "run")
 
 
 @contextmanager
 def running(directory: Path, *options: str) -> Iterator[FaultJob]:
     """``rallypoint run`` with two workers; nothing of it is left at the end of the block."""
-    job = FaultJob(directory, "--workers", "2", *options, command=CLI)
+    job = FaultJob(directory, "--workers", "2", *options, command=PACED_RUN)
     try:
         yield job
     finally:
@@ -81,7 +80,7 @@ def test_adopted_workers_train_to_the_end_that_their_new_supervisor_was_given(
         before = job.settle(2)
         job.process.kill()
         job.process.wait(WAIT_S)
-        end = before["iteration"] + 150
+        end = before["iteration"] + 60
         with running(tmp_path / "run", *PATIENT, "--iterations", str(end)) as again:
             assert again.process.wait(WAIT_S) == 0
             assert len(again.logged("worker_adopted")) == 2

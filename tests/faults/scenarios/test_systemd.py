@@ -222,6 +222,19 @@ def test_a_supervisor_that_hangs_is_replaced_by_the_watchdog(trains: Service) ->
     assert "Watchdog timeout" in trains.log()
 
 
+def test_the_journal_has_a_field_for_every_fact(trains: Service) -> None:
+    pid = trains.trains()["workers"][0]["pid"]
+    query = (f"RALLYPOINT_JOB={trains.job}", "RALLYPOINT_EVENT=worker_started", "PRIORITY=6")
+    found = trains.machine.run("journalctl", "-u", trains.unit, *query, "-o", "json").splitlines()
+    entries = {entry["RALLYPOINT_PID"]: entry for entry in map(json.loads, found)}
+    entry = entries[str(pid)]
+    assert entry["RALLYPOINT_NODE"] == "local"
+    assert entry["RALLYPOINT_WORKER"].startswith("local/0#")
+    assert entry["RALLYPOINT_WORKER"].endswith(f"#{entry['RALLYPOINT_INCARNATION']}")
+    assert entry["MESSAGE"] == f"worker_started worker={entry['RALLYPOINT_WORKER']} pid={pid}"
+    assert entry["SYSLOG_IDENTIFIER"] == "rallypoint"
+
+
 def test_a_stop_drains_and_checkpoints(machine: Machine) -> None:
     service = Service(machine, "drain")
     service.start()

@@ -14,12 +14,15 @@ import pytest
 import trustme
 
 from rallypoint.daemon.shared.errors import ConfigError
+from rallypoint.ops.doctor import services
 from rallypoint.ops.doctor.command import CHECKS, COMMAND
 from rallypoint.ops.doctor.devices import judge_gpus
 from tests.fakes.etcd_server import EtcdCluster, cluster
 from tests.fakes.supervised import supervised
 
-QUICK = "disk,limits,clock,cores,shared memory,interface,addresses,ports,etcd,checkpoints,gpu"
+QUICK = (
+    "disk,limits,clock,cores,shared memory,interface,addresses,ports,metrics,etcd,checkpoints,gpu"
+)
 SETTINGS = ("--metrics-port", "0", "--set", "env.task=pointmass", "--workers", "1")
 
 Findings = list[dict[str, Any]]
@@ -114,6 +117,37 @@ def test_what_is_set_wrongly_fails(
     code, found = doctor(tmp_path, capsys, only, "--set", setting)
     assert code == 1
     assert words in one(found, "fail")["text"]
+
+
+def test_metrics_that_anybody_may_read_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: tuple[str, ...] = ("--set", "metrics.bind=0.0.0.0")
+    code, found = doctor(tmp_path, capsys, "metrics", *opened)
+    assert code == 0
+    assert "0.0.0.0: not encrypted, for everybody" in one(found, "warn")["text"]
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    for key in ("cert_file", "key_file"):
+        opened = (*opened, "--set", f"metrics.{key}={tmp_path / 'server.pem'}")
+    (tmp_path / "users").write_text("prometheus:hunter2\n")
+    opened = (*opened, "--set", f"metrics.users_file={tmp_path / 'users'}")
+    code, found = doctor(tmp_path, capsys, "metrics", *opened)
+    assert code == 1
+    assert "bcrypt" in one(found, "fail")["text"]
+    assert "hunter2" not in one(found, "fail")["text"]
+
+
+def test_a_store_that_overwrites_is_no_obstacle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the start of a run: checkpoints are kept apart by their names."""
+    (tmp_path / "checkpoints").mkdir()
+    monkeypatch.setattr(services, "refuses_second_create", lambda storage: "it overwrote it")
+    code, found = doctor(tmp_path, capsys, "checkpoints")
+    assert code == 0
+    assert "it overwrote it" in one(found, "warn")["text"]
 
 
 def test_a_warning_passes_unless_it_is_strict(

@@ -53,10 +53,11 @@ def assert_strict(commits: Sequence[messages.Committed]) -> None:
 
 
 def assert_agree(supervisor: ScriptedSupervisor) -> None:
-    """Every worker that committed an iteration committed the same state from the same rollouts."""
+    """Every worker that committed an iteration committed the same state from the same rollouts, and says
+    the same figures of it: none is the view of one rank."""
     seen: dict[int, tuple[object, ...]] = {}
     for commit in supervisor.of(messages.Committed):
-        value = (commit.state_hash, commit.ranks, commit.env_steps_total)
+        value = (commit.state_hash, commit.ranks, commit.env_steps_total, commit.metrics)
         assert seen.setdefault(commit.iteration, value) == value
     totals = [seen[k] for k in sorted(seen)]
     assert totals

@@ -17,7 +17,7 @@ from rallypoint.daemon.shared.plan import Plan, WorkerKey
 from tests.fakes.scripted_supervisor import ScriptedSupervisor
 from tests.faults.injectors.exact import sha256, state_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 T = 8
 PPO = PpoSection(hidden=(16, 16), rollout_steps=T, epochs=2, mini_batches=2)

@@ -126,6 +126,15 @@ def test_memory_that_runs_out_at_the_first_build_teaches_the_capacity() -> None:
     assert np.array_equal(env.env_ids, np.arange(4))
 
 
+def test_warp_says_in_its_own_words_that_memory_has_run_out() -> None:
+    def build(count: int) -> Toy:
+        if count > 5:
+            raise RuntimeError("Failed to allocate 33554432 bytes on device 'cuda:0'")
+        return Toy(count, 3)
+
+    assert RebuiltEnv(build, REQUEST).capacity_envs == 4
+
+
 def test_memory_that_runs_out_later_leaves_what_was_owned_before() -> None:
     env = env_with_memory(12)
     env.assign(np.arange(8), iteration=1)

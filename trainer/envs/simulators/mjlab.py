@@ -80,7 +80,9 @@ class Mjlab:
                 carry_state=False,
                 final_obs=True,
                 deterministic_split=False,
-                multi_instance=True,
+                # Several fit into a process, but a thread that builds one seeds the global generators
+                # and loads Warp's kernels under the one that steps.
+                multi_instance=False,
             ),
             device=torch.device(self._env.device),
         )

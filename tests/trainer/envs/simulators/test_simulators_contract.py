@@ -106,6 +106,22 @@ def test_with_kit_envs_are_idle_and_never_more(monkeypatch: pytest.MonkeyPatch) 
     env.close()
 
 
+def test_a_simulation_on_another_device_than_the_slots_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    isaaclab_stub.install(monkeypatch, kit=False)
+    make = isaaclab_stub.Env.__init__
+
+    def elsewhere(self: isaaclab_stub.Env, cfg: isaaclab_stub.Cfg) -> None:
+        make(self, cfg)
+        self.device = "meta"
+
+    monkeypatch.setattr(isaaclab_stub.Env, "__init__", elsewhere)
+    with pytest.raises(EnvError, match=r"runs on meta .*, not on the device of its slot, cpu"):
+        find_backend("isaaclab")(EnvRequest(isaaclab_stub.TASK, seed=1))
+    assert isaaclab_stub.Env.running is None  # it was ended
+
+
 def test_a_curriculum_goes_on_in_a_simulator_that_is_built_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
