@@ -61,6 +61,7 @@ EVENTS: Final[dict[str, dict[str, str]]] = {
         "fork_server_lost": "It ended or cannot fork; a warm one is replaced.",
         "fork_server_not_started": "It could not be started again: workers are new programs.",
         "worker_not_forked": "A fork failed: that worker is a new program.",
+        "workers_not_written": "`workers.json` could not be written: another supervisor would not know of the newest workers.",
         "worker_output_not_cut": "An output file has grown past its bound and could not be cut.",
     },
     "Generations": {

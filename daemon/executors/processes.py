@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
+import structlog
 
 from rallypoint.daemon.executors import proctable
 from rallypoint.daemon.executors.files import write_atomically
@@ -42,6 +43,8 @@ _LOOK_SOON_S: Final = 0.1
 """Between looks at the size of output files, and while one of them grows fast."""
 _PROGRAM_WORDS: Final = 3
 """Words of a worker's command line before its arguments: python -m module."""
+
+_log = structlog.get_logger(__name__)
 
 
 class WorkerProcess(msgspec.Struct, frozen=True):
@@ -326,8 +329,14 @@ class ProcessExecutor:
 
     def _write(self) -> None:
         processes = [running.process for running in self._running.values()]
-        # Not durable: a power cut ends the workers as well.
-        write_atomically(self._rundir.workers, msgspec.json.encode(processes), durable=False)
+        try:
+            # Not durable: a power cut ends the workers as well.
+            write_atomically(self._rundir.workers, msgspec.json.encode(processes), durable=False)
+        except OSError as error:
+            # The start or end that it is about has happened, and is told all the same. A worker that the
+            # next supervisor does not know of leaves by itself.
+            path = str(self._rundir.workers)
+            _log.error("workers_not_written", path=path, error=error.strerror or str(error))
 
 
 def _open_living(process: WorkerProcess) -> int | None:

@@ -86,6 +86,19 @@ def test_the_end_says_how(tmp_path: Path, code: str, how: str) -> None:
     assert ended.tail == (("bye",) if code.startswith("print") else ())
 
 
+def test_starts_and_ends_are_told_on_a_disk_that_takes_nothing(tmp_path: Path) -> None:
+    """``workers.json`` cannot be written, as on a full disk: a directory is in its place."""
+    RunDir(tmp_path).workers.mkdir()
+
+    async def run() -> ProcessExit:
+        ends = Ends()
+        workers = executor(tmp_path, "raise SystemExit(9)", ends)
+        assert workers.start(KEY) is not None
+        return await ends.next()
+
+    assert asyncio.run(run()).how == "exit code 9"
+
+
 def test_a_worker_leaves_no_process_of_its_group_behind(tmp_path: Path) -> None:
     code = "import subprocess; print(subprocess.Popen(['sleep', '1000']).pid)"
 
