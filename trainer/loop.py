@@ -241,7 +241,7 @@ class TrainingLoop:
             self._checkpoints.maybe_submit(record.metrics)
         session.check_orders()
         if self._regrow is not None and session.generation == formation.plan.generation:
-            self._regrow.at_safe_point(formation.plan)
+            self._regrow.at_safe_point(formation.plan, record.iteration)
 
 
 def _nodes(formation: Formation) -> set[str]:

@@ -14,9 +14,11 @@ from rallypoint.daemon.shared.plan import Plan, WorkerKey
 from rallypoint.trainer.errors import RestartCold
 
 
-def outgrown(plan: Plan, key: WorkerKey, env: EnvSection) -> int | None:
-    """How many envs this worker should be built for, if it is the one to start again: the last rank
-    that can hold less than its share, of a plan with a deficit, where somebody else keeps the state."""
+def outgrown(plan: Plan, key: WorkerKey, env: EnvSection, iteration: int) -> int | None:
+    """How many envs this worker should be built for, if it is its turn to start again: in a plan with a
+    deficit, where somebody else keeps the state, those that can hold less than their share take turns
+    by the iteration, which all have in common. So never two go at one safe point, and one that has tried
+    in vain lets the others pass."""
     if env.budget != "global" or plan.world_size < 2:
         return None
     if plan.num_envs(env.block) >= plan.budget_envs:
@@ -24,7 +26,7 @@ def outgrown(plan: Plan, key: WorkerKey, env: EnvSection) -> int | None:
     share = envbudget.split(plan.budget_envs, plan.world_size, env.block)[0]
     share = min(share, env.max_envs or share)
     small = [m.key for m in plan.members if 0 < m.capacity_envs < share]
-    return share if small and small[-1] == key else None
+    return share if small and small[iteration % len(small)] == key else None
 
 
 class Regrow:
@@ -43,13 +45,13 @@ class Regrow:
         self._generation = 0
         self._since_s = 0.0
 
-    def at_safe_point(self, plan: Plan) -> None:
-        """Raises `RestartCold` when it is this worker's turn. A generation first lasts for twice as long as
+    def at_safe_point(self, plan: Plan, iteration: int) -> None:
+        """After this iteration: raises `RestartCold` when it is this worker's turn. A generation first lasts for twice as long as
         a start takes: whoever was lost would be back by then."""
         now_s = time.monotonic()
         if plan.generation != self._generation:
             self._generation, self._since_s = plan.generation, now_s
-        wanted = outgrown(plan, self._key, self._env)
+        wanted = outgrown(plan, self._key, self._env, iteration)
         if wanted is None or wanted <= self._asked:
             return
         if now_s - self._since_s >= 2.0 * self._boot_s:
