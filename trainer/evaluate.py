@@ -14,8 +14,9 @@ from rallypoint.checkpointing import credentials
 from rallypoint.checkpointing.restore import LoadedCheckpoint, load_checkpoint
 from rallypoint.daemon.shared.command import Command
 from rallypoint.daemon.shared.config import Config
+from rallypoint.trainer.elastic.envrows import register_curriculum
 from rallypoint.trainer.elastic.registry import PackedState, StateRegistry
-from rallypoint.trainer.envs.base import EnvSpec, MotionEnv, VecEnv
+from rallypoint.trainer.envs.base import AdaptiveEnv, EnvSpec, MotionEnv, VecEnv
 from rallypoint.trainer.envs.factory import make_env
 from rallypoint.trainer.errors import TrainerError
 from rallypoint.trainer.evaluate_motions import ClipEvaluation, evaluate_clips
@@ -55,14 +56,22 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(learner: PpoLearner, env: VecEnv, episodes: int, *, steps: int = STEPS) -> Evaluation:
-    """Run the mean policy in ``episodes`` envs with ids that training never uses."""
-    env.assign(np.arange(FIRST_ENV_ID, FIRST_ENV_ID + episodes), iteration=ITERATION)
+def evaluate(
+    learner: PpoLearner,
+    env: VecEnv,
+    episodes: int,
+    *,
+    steps: int = STEPS,
+    iteration: int = ITERATION,
+) -> Evaluation:
+    """Run the mean policy in ``episodes`` envs with ids that training never uses; ``iteration`` is as
+    `resume_env` returns it."""
+    env.assign(np.arange(FIRST_ENV_ID, FIRST_ENV_ID + episodes), iteration=iteration)
     live = torch.ones(episodes, dtype=torch.bool)
     returns = torch.zeros(episodes, dtype=torch.float64)
     lengths = torch.zeros(episodes, dtype=torch.int64)
     error_sum, error_count = 0.0, 0
-    obs = env.begin_rollout(ITERATION)
+    obs = env.begin_rollout(iteration)
     for t in range(steps):
         result = env.step(learner.mean_action(obs))
         obs = result.obs
@@ -126,11 +135,29 @@ def restore_learner(
     learner = PpoLearner(eager, spec, device)
     registry = StateRegistry()
     learner.register(registry)
+    _load(loaded, registry)
+    return learner
+
+
+def resume_env(loaded: LoadedCheckpoint, env: VecEnv) -> int:
+    """Give an env that grows harder the curriculum of a checkpoint, before it begins episodes. Returns the
+    iteration to ask it for: the one that would follow, which says how far the job has come; of another
+    env `ITERATION`, so that all checkpoints meet the same episodes.
+
+    Raises `StateMismatch` when the curriculum is not in the checkpoint, or another one."""
+    if not isinstance(env, AdaptiveEnv):
+        return ITERATION
+    registry = StateRegistry()
+    register_curriculum(registry, env)
+    _load(loaded, registry)
+    return loaded.info.iteration + 1
+
+
+def _load(loaded: LoadedCheckpoint, registry: StateRegistry) -> None:
     live = registry.shared()
     packed = PackedState(live)
     packed.fill_from({name: t for name, t in loaded.tensors.items() if name in live})
     packed.load_into(live)
-    return learner
 
 
 @dataclass(frozen=True)
@@ -154,7 +181,7 @@ class EvalCommand:
         env = make_env(config, dtype=DTYPES[config.ppo.dtype])
         try:
             learner = restore_learner(loaded, config, env.spec)
-            result = evaluate(learner, env, args.episodes)
+            result = evaluate(learner, env, args.episodes, iteration=resume_env(loaded, env))
             clips = _clips(learner, env, args.episodes)
         finally:
             env.close()

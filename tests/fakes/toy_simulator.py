@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rallypoint.trainer.envs.base import Capabilities, EnvRequest, EnvSpec, StepResult
+from rallypoint.trainer.envs.cartpole import CartPole
 from rallypoint.trainer.envs.simulator import RebuiltEnv, Rows, Seeds
 
 LIMIT = 20
@@ -110,6 +111,27 @@ class AdaptiveToy(Toy):
 def adaptive(request: EnvRequest) -> RebuiltEnv:
     """The one with a curriculum."""
     return RebuiltEnv(lambda count: AdaptiveToy(count, request.seed), request)
+
+
+class HardCartPole(CartPole):
+    """A cart pole that ends every episode at once where its curriculum says ``hard``; it can be drawn."""
+
+    def __init__(self, seed: int, dtype: torch.dtype) -> None:
+        super().__init__(seed=seed, dtype=dtype)
+        self.curriculum = {"hard": torch.zeros(1, dtype=torch.float64)}
+
+    def advance(self, figures: Mapping[str, float]) -> None:
+        self.curriculum["hard"].fill_(1.0)
+
+    def step(self, actions: Tensor) -> StepResult:
+        result = super().step(actions)
+        hard = torch.full_like(result.terminated, self.curriculum["hard"].item() > 0)
+        return replace(result, terminated=result.terminated | hard)
+
+
+def hard_cartpole(request: EnvRequest) -> HardCartPole:
+    """The one that can be drawn."""
+    return HardCartPole(request.seed, request.dtype)
 
 
 def restarted(request: EnvRequest) -> RebuiltEnv:

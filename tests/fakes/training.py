@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rallypoint.daemon.shared.config import Config, EnvSection, PpoSection
 from rallypoint.trainer.elastic.collectives import Collectives
+from rallypoint.trainer.elastic.envrows import register_curriculum
 from rallypoint.trainer.elastic.registry import PackedState, StateRegistry
 from rallypoint.trainer.envs.base import VecEnv
 from rallypoint.trainer.envs.factory import make_env
@@ -85,6 +86,7 @@ def make_worker(config: Config, blocks: Sequence[int]) -> Worker:
     learner.on_assign(env.env_ids)
     registry = StateRegistry()
     learner.register(registry)
+    register_curriculum(registry, env)
     return Worker(learner, env, registry, config.ppo)
 
 

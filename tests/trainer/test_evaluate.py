@@ -1,6 +1,7 @@
 """``rallypoint eval``: a checkpoint, seen from outside."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -10,12 +11,23 @@ import torch
 from numpy.typing import NDArray
 
 from rallypoint.checkpointing.errors import CheckpointError
+from rallypoint.checkpointing.restore import load_checkpoint
+from rallypoint.daemon.shared.config import EnvSection
+from rallypoint.trainer.envs.base import EnvRequest
 from rallypoint.trainer.envs.embedded import Outcome
 from rallypoint.trainer.envs.factory import make_env
 from rallypoint.trainer.envs.pointmass import PointMass
 from rallypoint.trainer.errors import StateMismatch, TrainerError
-from rallypoint.trainer.evaluate import COMMAND, FIRST_ENV_ID, STEPS, evaluate
+from rallypoint.trainer.evaluate import (
+    COMMAND,
+    FIRST_ENV_ID,
+    ITERATION,
+    STEPS,
+    evaluate,
+    resume_env,
+)
 from rallypoint.trainer.ppo import PpoLearner
+from tests.fakes import toy_simulator
 from tests.fakes.checkpoints import save
 from tests.fakes.command import run_command
 from tests.fakes.training import config, make_worker, train
@@ -55,6 +67,35 @@ def test_people_get_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     path = save(tmp_path, make_worker(settings, (0,)), settings)
     assert run(str(path), "--episodes", "2") == 0
     assert "cartpole: 2 episodes" in capsys.readouterr().out
+
+
+def adaptive(path: Path, reach: float, iteration: int) -> Path:
+    """A checkpoint of a job whose episodes start this much further out than at first."""
+    settings = config(dtype="float32")
+    settings = replace(settings, env=EnvSection(backend=f"{toy_simulator.__name__}:adaptive"))
+    worker = make_worker(settings, (0,))
+    worker.live()["curriculum/reach"].fill_(reach)
+    return save(path, worker, settings, iteration)
+
+
+def test_episodes_are_of_the_curriculum_of_the_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = []
+    for reach in (0.0, 2.5):  # beyond 2 an episode is over
+        path = adaptive(tmp_path / str(reach), reach, iteration=7)
+        assert run(str(path), "--episodes", "16", "--json") == 0
+        found.append(json.loads(capsys.readouterr().out)["length_mean"])
+    assert found[0] > 5
+    assert found[1] == 1
+
+
+def test_an_env_is_asked_for_the_iteration_that_would_follow(tmp_path: Path) -> None:
+    loaded = load_checkpoint(str(adaptive(tmp_path, 0.5, iteration=7)))
+    env = toy_simulator.adaptive(EnvRequest("toy", seed=1))
+    assert resume_env(loaded, env) == 8
+    assert env.curriculum["reach"].tolist() == [0.5]
+    assert resume_env(loaded, PointMass(seed=1, dtype=torch.float32)) == ITERATION
 
 
 def test_a_damaged_newest_checkpoint_is_skipped_loudly(

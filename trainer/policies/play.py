@@ -27,6 +27,7 @@ from rallypoint.trainer.evaluate import (
     configuration,
     load_told,
     restore_learner,
+    resume_env,
 )
 from rallypoint.trainer.policies.files import put_in_place
 from rallypoint.trainer.policies.render import DRAWING, MOTION, NO_RENDERER, Drawing
@@ -68,13 +69,15 @@ class Recorded:
 
 
 @torch.no_grad()
-def record(learner: PpoLearner, env: DrawnEnv, episodes: int, steps: int) -> Recorded:
+def record(
+    learner: PpoLearner, env: DrawnEnv, episodes: int, steps: int, *, iteration: int = ITERATION
+) -> Recorded:
     """Run the mean policy in ``episodes`` envs that training never uses, each for ``steps`` steps or until
     the task terminates it; a time limit inside of that begins another episode. Clips of a task that
-    follows motions are taken in turn, from their first frames."""
+    follows motions are taken in turn, from their first frames. ``iteration`` is as `resume_env` says."""
     ids = np.arange(FIRST_ENV_ID, FIRST_ENV_ID + episodes)
-    env.assign(ids, iteration=ITERATION)
-    obs = env.begin_rollout(ITERATION)
+    env.assign(ids, iteration=iteration)
+    obs = env.begin_rollout(iteration)
     if isinstance(env, MotionEnv) and env.spec.library is not None:
         obs = env.start_clips(np.arange(episodes) % len(env.spec.library.clips))
     track = [env.positions()]
@@ -106,7 +109,7 @@ def play(
         spec, scene = env.spec, env.scene
         learner = restore_learner(loaded, config, spec)
         steps = max(1, round(seconds / spec.step_dt_s))
-        recorded = record(learner, env, episodes, steps)
+        recorded = record(learner, env, episodes, steps, iteration=resume_env(loaded, env))
     finally:
         env.close()
     fps = 1.0 / spec.step_dt_s

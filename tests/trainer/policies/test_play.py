@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from rallypoint.checkpointing.restore import load_checkpoint
+from rallypoint.daemon.shared.config import EnvSection
 from rallypoint.trainer.envs.base import DrawnEnv
 from rallypoint.trainer.envs.factory import EMBEDDED_TASKS
 from rallypoint.trainer.policies.play import COMMAND, RENDERERS, PlayError, draw, play, record
@@ -45,6 +47,16 @@ def test_every_task_can_be_drawn(task: str, tmp_path: Path) -> None:
     image = matplotlib.image.imread(tmp_path / "o.png")
     assert image.shape[:2] == (120, 160)
     assert shows_something(image)
+
+
+def test_what_is_drawn_is_of_the_curriculum_of_the_checkpoint(tmp_path: Path) -> None:
+    backend = EnvSection(backend="tests.fakes.toy_simulator:hard_cartpole", task="cartpole")
+    settings = replace(config(dtype="float32"), env=backend)
+    worker = make_worker(settings, [0])
+    for hard in (0.0, 1.0):
+        worker.live()["curriculum/hard"].fill_(hard)
+        loaded = load_checkpoint(str(save(tmp_path / str(hard), worker, settings)))
+        assert play(loaded, tmp_path / "o.png", 1, 0.1, (160, 120)).fell == hard
 
 
 def test_both_renderers_draw_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
