@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +35,7 @@ from rallypoint.daemon.shared.failpoints import Failpoints
 from rallypoint.daemon.shared.plan import WorkerKey
 from rallypoint.daemon.shared.rundir import RunDir
 from rallypoint.daemon.shared.slotpage import SlotPage
+from rallypoint.daemon.shared.stages import write_stage
 from rallypoint.trainer.checkpoints import CheckpointKeeper
 from rallypoint.trainer.elastic.collectives import SingleProcess
 from rallypoint.trainer.elastic.envrows import EnvRows, register_env
@@ -76,7 +77,7 @@ class Worker:
         self.timeouts = timeouts.derive(config, config.job.max_workers or config.node.workers)
         self.device = _device(config, key.slot)
         self.asked_envs = max(expected_envs(config), noted(rundir.envs(key.slot)))
-        self.env = _env(config, self.device, self.asked_envs)
+        self.env = _env(config, self.device, self.asked_envs, self._say_stage)
         kind = self.learner_type or learner_type(config)
         self.learner = kind(config, self.env.spec, self.device)
         presence = Presence(self.page)
@@ -121,6 +122,9 @@ class Worker:
             self.timeouts.holder_wait_s,
         )
         self.store, self.port = _bind_store(config.node.bind)
+
+    def _say_stage(self, stage: str) -> None:
+        write_stage(self.rundir.stage(self.key.slot), self.key.incarnation, stage)
 
     def warm_up(self) -> None:
         """One small iteration through the real code, undone afterwards: env, kernels, optimiser,
@@ -199,10 +203,12 @@ class Worker:
         self.link.flush(_FLUSH_S)
 
 
-def _env(config: Config, device: torch.device, count: int) -> VecEnv:
+def _env(
+    config: Config, device: torch.device, count: int, on_stage: Callable[[str], None]
+) -> VecEnv:
     """The env, whose simulator is built for as many as this worker will probably hold."""
     dtype = DTYPES[config.ppo.dtype]
-    return make_env(config, dtype=dtype, device=device, num_envs=count)
+    return make_env(config, dtype=dtype, device=device, num_envs=count, on_stage=on_stage)
 
 
 def _prepare(env: PreparedEnv, block: int, blocks: int) -> bool:

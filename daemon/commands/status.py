@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from rallypoint.daemon.commands.client import AdminClient, add_dir
 from rallypoint.daemon.shared.rundir import RunDir
+from rallypoint.daemon.shared.stages import read_stage
 
 _REFRESH_S: Final = 1.0
 
@@ -32,14 +33,14 @@ class StatusCommand:
         if args.json:
             print(json.dumps(document))
         else:
-            _print(document)
+            _print(document, RunDir(args.dir))
         return 0
 
 
-def _print(status: dict[str, Any]) -> None:
+def _print(status: dict[str, Any], rundir: RunDir) -> None:
     from rich.console import Console
 
-    Console().print(_table(status))
+    Console().print(_table(status, rundir))
 
 
 def _watch(client: AdminClient, rundir: RunDir) -> int:
@@ -51,7 +52,8 @@ def _watch(client: AdminClient, rundir: RunDir) -> int:
 
     def picture() -> Any:
         status = client.ask(command="status")["status"]
-        return render(rundir, status, summary(status), time.time())
+        lines = [*summary(status), *stages(rundir, status)]
+        return render(rundir, status, lines, time.time())
 
     if not Console().is_terminal:
         Console().print(picture())
@@ -65,7 +67,7 @@ def _watch(client: AdminClient, rundir: RunDir) -> int:
             return 0
 
 
-def _table(status: dict[str, Any]) -> Any:
+def _table(status: dict[str, Any], rundir: RunDir) -> Any:
     """A rich renderable; rich is loaded only by those who look."""
     from rich.console import Group
     from rich.table import Table
@@ -75,7 +77,8 @@ def _table(status: dict[str, Any]) -> Any:
     for worker in status["workers"]:
         row = (f"{worker['node']}/{worker['slot']}", *(_text(worker[k]) for k in _COLUMNS))
         workers.add_row(*row)
-    return Group(*(Text(line) for line in summary(status)), workers)
+    lines = [*summary(status), *stages(rundir, status)]
+    return Group(*(Text(line) for line in lines), workers)
 
 
 _COLUMNS: Final = ("pid", "rank", "state", "committed_iteration", "num_envs", "incarnation")
@@ -104,6 +107,16 @@ def summary(status: dict[str, Any]) -> list[str]:
             f"{checkpoint['path']}"
         )
     return lines
+
+
+def stages(rundir: RunDir, status: dict[str, Any]) -> list[str]:
+    """What workers of this node are building, a line each; others are seen on their own nodes."""
+    local = (worker for worker in status["workers"] if worker["pid"] is not None)
+    said = {
+        f"{w['node']}/{w['slot']}": read_stage(rundir.stage(w["slot"]), w["incarnation"])
+        for w in local
+    }
+    return [f"{name}: {stage}" for name, stage in said.items() if stage]
 
 
 def _text(value: object) -> str:

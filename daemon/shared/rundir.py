@@ -82,6 +82,10 @@ class RunDir:
         """How many envs the next life of a slot should build its simulator for."""
         return self.path / "slots" / f"{slot}.envs"
 
+    def stage(self, slot: int) -> Path:
+        """What the worker in a slot is building, in words."""
+        return self.path / "slots" / f"{slot}.stage"
+
     def stacks(self, slot: int) -> Path:
         """Python stacks that the worker in a slot writes when it is asked to by SIGUSR1."""
         return self.path / "slots" / f"{slot}.stacks"

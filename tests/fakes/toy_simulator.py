@@ -147,12 +147,14 @@ def make(request: EnvRequest) -> RebuiltEnv:
     most = int(request.overrides.get("memory_envs", 10**6))
 
     def build(count: int) -> Toy:
+        request.on_stage("building the toy")
         deadline_s = time.monotonic() + 100
         while gate.exists():
             assert time.monotonic() < deadline_s, f"nobody opens {gate}"
             time.sleep(0.01)
         if count > most:
             raise torch.OutOfMemoryError(f"no room for {count} envs")
+        request.on_stage("")
         return Toy(count, request.seed)
 
     return RebuiltEnv(build, request)

@@ -71,6 +71,10 @@ class EnvSpec:
     """Where the tensors of a `StepResult` are."""
 
 
+def _nobody(stage: str) -> None:
+    """Listens to no stage."""
+
+
 @dataclass(frozen=True)
 class EnvRequest:
     """What a backend is asked for: ``[env]`` as far as it concerns the simulator."""
@@ -89,6 +93,9 @@ class EnvRequest:
     """Steps of each env in one iteration; 0: nobody knows."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Values by name, from ``env.overrides``. A backend refuses those that it does not know."""
+    on_stage: Callable[[str], None] = _nobody
+    """A backend that is slow to build says here what it does now, and "" when it is done, for
+    ``rallypoint status``."""
 
 
 @dataclass(frozen=True)

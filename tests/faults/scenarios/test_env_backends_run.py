@@ -1,6 +1,8 @@
 """Other simulators than the embedded one under the elastic session: losses, joins, capacity, slow builds."""
 
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +81,14 @@ def commits(job: FaultJob, status: Status, more: int, workers: int) -> Status:
     )
 
 
+def shown(job: FaultJob) -> str:
+    """What ``rallypoint status`` prints."""
+    command = [sys.executable, "-m", "rallypoint.daemon.cli", "status", "--dir"]
+    path = str(job.rundir.path)
+    done = subprocess.run([*command, path], capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout
+
+
 def test_survivors_train_on_while_a_newcomer_builds_and_its_join_builds_nothing(
     gated: FaultJob, gate: Path
 ) -> None:
@@ -89,10 +99,13 @@ def test_survivors_train_on_while_a_newcomer_builds_and_its_join_builds_nothing(
     alone = gated.wait_for(lambda s: trains(s, 1), "the survivor to train on")
     commits(gated, alone, 20, workers=1)
     assert gated.page(victim.life.slot).env_builds == 0, "it is still building"
+    building = f"local/{victim.life.slot}: building the toy"
+    assert building in shown(gated)
     gate.unlink()
     after = gated.settle(2, newer_than={victim.life.slot: victim.life.incarnation})
     assert by_rank(after, 1)["pid"] == newcomer.pid
     assert [gated.page(slot).env_builds for slot in (0, 1)] == [1, 1]
+    assert "building the toy" not in shown(gated)
     assert_sound(gated, before)
 
 

@@ -52,7 +52,7 @@ class _Launcher:
         self._launched = False
 
     def __call__(self, count: int) -> "IsaacLab":
-        watch = StartUpWatch(self._options.launch_timeout_s)
+        watch = StartUpWatch(self._options.launch_timeout_s, on_stage=self._request.on_stage)
         with contextlib.ExitStack() as stack:
             stack.enter_context(watch.watching())
             watch.stage("importing Isaac Lab")

@@ -89,9 +89,14 @@ class StartUpWatch:
     """Watches a start from a thread of its own: each stage may take ``timeout_s``."""
 
     def __init__(
-        self, timeout_s: float, on_stuck: Callable[[str, float], None] = end_process
+        self,
+        timeout_s: float,
+        on_stuck: Callable[[str, float], None] = end_process,
+        on_stage: Callable[[str], None] = lambda stage: None,
     ) -> None:
+        """``on_stage`` is told each stage, and "" at the end."""
         self._timeout_s = timeout_s
+        self._on_stage = on_stage
         self._on_stuck = on_stuck
         self._stage = "beginning"
         self._since_s = time.monotonic()
@@ -100,6 +105,7 @@ class StartUpWatch:
 
     def stage(self, name: str) -> None:
         """The start has come to this stage; the process's log says so."""
+        self._on_stage(name)
         with self._moved:
             took_s = time.monotonic() - self._since_s
             sys.stderr.write(f"start-up: {self._stage} took {took_s:.1f} s; now {name}\n")
@@ -118,6 +124,7 @@ class StartUpWatch:
         try:
             yield self
         finally:
+            self._on_stage("")
             faulthandler.cancel_dump_traceback_later()
             with self._moved:
                 self._over = True

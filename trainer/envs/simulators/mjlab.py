@@ -31,7 +31,8 @@ def mjlab(request: EnvRequest) -> RebuiltEnv:
         raise EnvError("env.backend = 'mjlab': mjlab is not installed; install rallypoint[mjlab]")
     options = sort_out(request.overrides)
     with contextlib.ExitStack() as stack:
-        watch = stack.enter_context(StartUpWatch(options.launch_timeout_s).watching())
+        watch = StartUpWatch(options.launch_timeout_s, on_stage=request.on_stage)
+        stack.enter_context(watch.watching())
         watch.stage("importing mjlab")
         importlib.import_module("mjlab.tasks")
         lock = launch_lock(
