@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +77,15 @@ class Worker:
         self.timeouts = timeouts.derive(config, config.job.max_workers or config.node.workers)
         self.device = _device(config, key.slot)
         self.asked_envs = max(expected_envs(config), noted(rundir.envs(key.slot)))
-        self.env = _env(config, self.device, self.asked_envs, self._say_stage)
+        # The simulator is built for as many as this worker will probably hold.
+        self.env = make_env(
+            config,
+            dtype=DTYPES[config.ppo.dtype],
+            device=self.device,
+            num_envs=self.asked_envs,
+            process=f"{key.node}/{key.slot}",
+            on_stage=self._say_stage,
+        )
         kind = self.learner_type or learner_type(config)
         self.learner = kind(config, self.env.spec, self.device)
         presence = Presence(self.page)
@@ -201,14 +209,6 @@ class Worker:
         fault = _fault(self.key, error, session.generation, session.state.committed + 1)
         self.link.send(fault)
         self.link.flush(_FLUSH_S)
-
-
-def _env(
-    config: Config, device: torch.device, count: int, on_stage: Callable[[str], None]
-) -> VecEnv:
-    """The env, whose simulator is built for as many as this worker will probably hold."""
-    dtype = DTYPES[config.ppo.dtype]
-    return make_env(config, dtype=dtype, device=device, num_envs=count, on_stage=on_stage)
 
 
 def _prepare(env: PreparedEnv, block: int, blocks: int) -> bool:

@@ -56,6 +56,7 @@ class Env:
         self.cfg, self.num_envs, self.device = cfg, cfg.scene.num_envs, cfg.sim.device
         self.seed(cfg.seed or 0)
         self.unwrapped = self
+        self.masses = torch.rand(self.num_envs)  # drawn once, as tasks randomise what they simulate
         self.extras: dict[str, Any] = {}
         self.common_step_counter = 0
         self.episode_length_buf = torch.zeros(self.num_envs, dtype=torch.long)

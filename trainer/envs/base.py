@@ -93,6 +93,9 @@ class EnvRequest:
     """Steps of each env in one iteration; 0: nobody knows."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Values by name, from ``env.overrides``. A backend refuses those that it does not know."""
+    process: str = ""
+    """Which process of the job this is, node and slot: for what a simulator draws once, for no env in
+    particular, which should differ between workers and stay with a worker that is replaced."""
     on_stage: Callable[[str], None] = _nobody
     """A backend that is slow to build says here what it does now, and "" when it is done, for
     ``rallypoint status``."""

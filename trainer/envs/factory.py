@@ -51,13 +51,14 @@ def make_env(
     dtype: torch.dtype,
     device: torch.device = CPU,
     num_envs: int | None = None,
+    process: str = "",
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> VecEnv:
     """The env of ``config.env``, holding no envs yet: `assign` gives it some.
 
     ``dtype`` is that of observations and rewards; ``num_envs`` is how many it will probably hold, one
-    env block where nobody knows; ``on_stage`` is told in words what is being built. Raises `EnvError`
-    when the backend or its task does not exist.
+    env block where nobody knows; ``process`` is as in `EnvRequest`; ``on_stage`` is told in words what is
+    being built. Raises `EnvError` when the backend or its task does not exist.
     """
     section = config.env
     request = EnvRequest(
@@ -69,6 +70,7 @@ def make_env(
         max_envs=section.max_envs,
         rollout_steps=config.ppo.rollout_steps,
         overrides=parse_overrides(section.overrides),
+        process=process,
         on_stage=on_stage,
     )
     return find_backend(section.backend)(request)

@@ -21,6 +21,7 @@ from rallypoint.trainer.envs.simulator import RebuiltEnv, Seeds
 from rallypoint.trainer.envs.simulators.launching import StartUpWatch, launch_lock, lock_path
 from rallypoint.trainer.envs.simulators.options import (
     Options,
+    build_seed,
     choose_groups,
     joined,
     said_of_ends,
@@ -121,7 +122,7 @@ class IsaacLab:
             if path not in chosen:
                 set_path(request.task, cfg, path, value)
         cfg.compute_final_obs = True
-        cfg.seed = request.seed % 2**31
+        cfg.seed = build_seed(request)
         watch.stage("launching the simulator")
         launch = importlib.import_module("isaaclab.app").launch_simulation
         running.enter_context(launch(cfg, {"device": str(request.device), "headless": True}))

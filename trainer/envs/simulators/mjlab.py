@@ -15,6 +15,7 @@ from rallypoint.trainer.envs.base import Capabilities, EnvRequest, EnvSpec, Step
 from rallypoint.trainer.envs.simulator import RebuiltEnv, Seeds
 from rallypoint.trainer.envs.simulators.launching import StartUpWatch, launch_lock, lock_path
 from rallypoint.trainer.envs.simulators.options import (
+    build_seed,
     choose_groups,
     joined,
     said_of_ends,
@@ -62,7 +63,7 @@ class Mjlab:
         for path, value in options.settings.items():
             set_path(request.task, cfg, path, value)
         cfg.scene.num_envs = count
-        cfg.seed = request.seed % 2**31
+        cfg.seed = build_seed(request)
         cfg.auto_reset = False  # so that the last observations of an episode are seen
         env_type = importlib.import_module("mjlab.envs").ManagerBasedRlEnv
         self._env: Any = env_type(cfg, device=str(request.device))

@@ -1,6 +1,7 @@
 """What ``env.overrides`` says to Isaac Lab and mjlab: a few names of ours, and paths in the task's own
 configuration."""
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -8,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from rallypoint.trainer.envs.base import EnvRequest
 from rallypoint.trainer.errors import EnvError
 
 LAUNCH_TIMEOUT_S: Final = 600.0
@@ -45,6 +47,12 @@ def sort_out(overrides: Mapping[str, Any]) -> Options:
             )
         groups[name] = tuple(value)
     return Options(float(timeout_s), groups, settings)
+
+
+def build_seed(request: EnvRequest) -> int:
+    """The seed of a simulation, below 2^31, for what it draws once when it is built: another one in each
+    process of a job, and the same in the process that takes a place over."""
+    return (request.seed + zlib.crc32(request.process.encode())) % 2**31
 
 
 def set_path(task: str, root: Any, path: str, value: Any) -> None:

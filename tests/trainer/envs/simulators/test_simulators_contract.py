@@ -106,6 +106,21 @@ def test_with_kit_envs_are_idle_and_never_more(monkeypatch: pytest.MonkeyPatch) 
     env.close()
 
 
+def test_what_is_drawn_once_differs_between_processes_and_stays_with_a_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    isaaclab_stub.install(monkeypatch, kit=False)
+    masses = {}
+    for life, process in enumerate(("a/0", "a/1", "b/0", "a/0")):
+        request = EnvRequest(isaaclab_stub.TASK, seed=1, num_envs=8, process=process)
+        env = find_backend("isaaclab")(request)
+        assert isaaclab_stub.Env.running is not None
+        masses[life] = isaaclab_stub.Env.running.masses
+        env.close()
+    assert torch.equal(masses[0], masses[3])
+    assert len({tuple(drawn.tolist()) for drawn in masses.values()}) == 3
+
+
 def test_a_simulation_on_another_device_than_the_slots_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
