@@ -77,15 +77,7 @@ class Worker:
         self.timeouts = timeouts.derive(config, config.job.max_workers or config.node.workers)
         self.device = _device(config, key.slot)
         self.asked_envs = max(expected_envs(config), noted(rundir.envs(key.slot)))
-        # The simulator is built for as many as this worker will probably hold.
-        self.env = make_env(
-            config,
-            dtype=DTYPES[config.ppo.dtype],
-            device=self.device,
-            num_envs=self.asked_envs,
-            process=f"{key.node}/{key.slot}",
-            on_stage=self._say_stage,
-        )
+        self.env = self._build_env()
         kind = self.learner_type or learner_type(config)
         self.learner = kind(config, self.env.spec, self.device)
         presence = Presence(self.page)
@@ -130,6 +122,17 @@ class Worker:
             self.timeouts.holder_wait_s,
         )
         self.store, self.port = _bind_store(config.node.bind)
+
+    def _build_env(self) -> VecEnv:
+        """The env, whose simulator is built for as many as this worker will probably hold."""
+        return make_env(
+            self.config,
+            dtype=DTYPES[self.config.ppo.dtype],
+            device=self.device,
+            num_envs=self.asked_envs,
+            process=f"{self.key.node}/{self.key.slot}",
+            on_stage=self._say_stage,
+        )
 
     def _say_stage(self, stage: str) -> None:
         write_stage(self.rundir.stage(self.key.slot), self.key.incarnation, stage)
