@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypedDict
 
 import msgspec
@@ -13,6 +14,7 @@ from rallypoint.checkpointing.errors import CheckpointError
 from rallypoint.checkpointing.manifest import CheckpointInfo, Manifest
 from rallypoint.checkpointing.opening import open_storage
 from rallypoint.checkpointing.progress import Bar
+from rallypoint.checkpointing.storage import LocalStorage
 from rallypoint.checkpointing.store import CheckpointStore, Retention
 from rallypoint.daemon.shared.command import Command
 
@@ -69,8 +71,9 @@ class CheckpointsCommand:
             action.add_argument("--json", action="store_true", help="print JSON")
 
     def run(self, args: argparse.Namespace) -> int:
-        """The exit code; of ``verify`` and ``copy`` 1 when something is damaged or nothing is there, of
-        ``prune`` 1 when something could not be removed."""
+        """The exit code; of ``verify`` and ``copy`` 1 when something is damaged, of ``prune`` 1 when
+        something could not be removed. Raises `CheckpointError` where nothing is there: for ``list``
+        and ``prune`` a directory without a checkpoint yet is something."""
         code: int = args.do(args)
         return code
 
@@ -98,28 +101,38 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--yes", action="store_true", help="really remove them")
 
 
-def _find(args: argparse.Namespace) -> tuple[CheckpointStore, list[CheckpointInfo]]:
+def _find(
+    args: argparse.Namespace, *, may_be_empty: bool = False
+) -> tuple[CheckpointStore, list[CheckpointInfo]]:
     store, infos = restore.find(args.url, args.credentials_file)
     if not infos:
-        print(f"{args.url}: no committed checkpoint", file=sys.stderr)
+        nothing = restore.nothing_at(args.url)
+        if not (may_be_empty and _is_directory(args.url)):
+            raise nothing
+        print(nothing, file=sys.stderr)
     return store, infos
 
 
+def _is_directory(url: str) -> bool:
+    """Object storage has none: what holds nothing is not there."""
+    storage = open_storage(url)
+    return isinstance(storage, LocalStorage) and Path(storage.root).is_dir()
+
+
 def _list(args: argparse.Namespace) -> int:
-    _show_rows(args)
+    _show_rows(*_find(args, may_be_empty=True), as_json=args.json)
     return 0
 
 
 def _verify(args: argparse.Namespace) -> int:
-    rows = _show_rows(args)
-    return 0 if rows and all(row["verified"] for row in rows) else 1
+    rows = _show_rows(*_find(args), as_json=args.json)
+    return 0 if all(row["verified"] for row in rows) else 1
 
 
-def _show_rows(args: argparse.Namespace) -> list[Row]:
-    store, infos = _find(args)
+def _show_rows(store: CheckpointStore, infos: list[CheckpointInfo], *, as_json: bool) -> list[Row]:
     with Bar("verifying", sum(info.size_bytes for info in infos)) as bar:
         rows = [_row(store, info, bar.add) for info in infos]
-    if args.json:
+    if as_json:
         print(msgspec.json.encode(rows).decode())
     else:
         _print_table(rows)
@@ -157,8 +170,6 @@ def _print_table(rows: list[Row]) -> None:
 
 def _inspect(args: argparse.Namespace) -> int:
     store, infos = _find(args)
-    if not infos:
-        return 1
     manifest = store.manifest(infos[0])
     row = _row(store, infos[0], lambda count: None)
     if args.json:
@@ -193,7 +204,7 @@ def _manifest_text(manifest: Manifest, row: Row) -> Iterable[str]:
 
 
 def _prune(args: argparse.Namespace) -> int:
-    store, infos = _find(args)
+    store, infos = _find(args, may_be_empty=True)
     if not infos:
         return 0
     if open_storage(args.url).root == infos[0].path:

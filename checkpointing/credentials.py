@@ -48,6 +48,11 @@ class Credentials:
         try:
             with path.open("rb") as file:
                 self._options = msgspec.json.decode(file.read(MAX_BYTES), type=dict[str, Any])
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{path}: no such file of credentials; look at checkpoint.credentials_file, or at "
+                "--credentials-file"
+            ) from error
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             # Not the decoder's words: they may quote what is in the file.
             raise OSError(

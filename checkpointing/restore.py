@@ -1,13 +1,16 @@
 """Load a checkpoint from wherever a user points: a checkpoint, a directory of them, or a run."""
 
+from pathlib import Path
+
 from rallypoint.checkpointing import manifest as manifests
 from rallypoint.checkpointing.errors import CheckpointError, DamagedCheckpoint
 from rallypoint.checkpointing.manifest import MANIFEST_FILE, CheckpointInfo
 from rallypoint.checkpointing.opening import open_storage
 from rallypoint.checkpointing.reading import LoadedCheckpoint
+from rallypoint.checkpointing.storage import LocalStorage
 from rallypoint.checkpointing.store import CheckpointStore
 
-__all__ = ["LoadedCheckpoint", "find", "load_checkpoint"]
+__all__ = ["LoadedCheckpoint", "find", "load_checkpoint", "nothing_at"]
 
 
 def load_checkpoint(path_or_url: str, credentials_file: str | None = None) -> LoadedCheckpoint:
@@ -22,9 +25,14 @@ def load_checkpoint(path_or_url: str, credentials_file: str | None = None) -> Lo
         return loaded
     if skipped:
         raise DamagedCheckpoint(f"{path_or_url}: nothing here verifies: {'; '.join(skipped)}")
-    raise CheckpointError(
-        f"{path_or_url}: no committed checkpoint; give a checkpoint (a directory with "
-        f"{MANIFEST_FILE}), a directory of checkpoints, or the directory of a run"
+    raise nothing_at(path_or_url)
+
+
+def nothing_at(path_or_url: str, what: str = "no committed checkpoint") -> CheckpointError:
+    """The error that says so, and what could be given."""
+    return CheckpointError(
+        f"{path_or_url}: {what}; give a checkpoint (a directory with {MANIFEST_FILE}), a directory of "
+        "checkpoints, or the directory of a run"
     )
 
 
@@ -32,8 +40,12 @@ def find(
     path_or_url: str, credentials_file: str | None = None
 ) -> tuple[CheckpointStore, list[CheckpointInfo]]:
     """What is at a checkpoint's directory (whatever its name), at a directory of checkpoints, or at
-    a run's directory, which has its checkpoints in ``checkpoints``: newest first, not verified."""
-    root = open_storage(path_or_url).root
+    a run's directory, which has its checkpoints in ``checkpoints``: newest first, not verified.
+    Raises `CheckpointError` for a file, and where nothing can be listed."""
+    storage = open_storage(path_or_url)
+    root = storage.root
+    if isinstance(storage, LocalStorage) and Path(root).is_file():
+        raise nothing_at(path_or_url, "a file")
     base, _, name = root.rpartition("/")
     if name and not base.endswith("/"):  # else there is nothing above it
         store = CheckpointStore(base or "/", credentials_file=credentials_file)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NoReturn
 
 from rallypoint import __version__
 from rallypoint.daemon.shared.command import Command
@@ -40,6 +40,13 @@ _COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
 """Commands of the daemon, as ``module:object``; those of other folders are entry points."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """Wrong usage is one line too, with where to look, instead of the whole synopsis."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"rallypoint: {message}; see `{self.prog} --help`\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. Raises SystemExit for ``--help`` and wrong usage."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -47,15 +54,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _program()
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     command: Command | None = None
+    of_command = parser
     for name, target in _targets(asked).items():
         if name == asked:
             command = _load(target)
-            command.configure(subparsers.add_parser(name, help=command.help))
+            of_command = subparsers.add_parser(name, help=command.help)
+            command.configure(of_command)
         elif asked is None and name in _COMMANDS:
             subparsers.add_parser(name, help=_load(target).help)
         else:
             subparsers.add_parser(name, help=f"see rallypoint {name} --help")
-    args = parser.parse_args(given)
+    args, unknown = parser.parse_known_args(given)
+    if unknown:
+        of_command.error(f"unrecognized arguments: {' '.join(unknown)}")
     if command is None:
         parser.error(f"{asked!r} is no command")  # not reached: argparse refuses it before
     try:
@@ -72,7 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if asked == "run" or error.filename is None:
             raise  # of a whole supervisor the traceback is wanted
-        print(f"rallypoint: {error.filename}: {error.strerror}", file=sys.stderr)
+        remedy = "look at the path and its permissions"
+        print(f"rallypoint: {error.filename}: {error.strerror}; {remedy}", file=sys.stderr)
         return 1
 
 
@@ -86,8 +98,8 @@ def full_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _program() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _program() -> _Parser:
+    parser = _Parser(
         prog="rallypoint", description="Fault-tolerant elastic training for robot-learning RL."
     )
     parser.add_argument("--version", action="version", version=f"rallypoint {__version__}")

@@ -108,7 +108,10 @@ def read_lineage(lines: Iterable[bytes]) -> Lineage:
         elif isinstance(line, IterationLine):
             kept[line.iteration] = line
     if config is None:
-        raise JournalError("the journal has no line with the configuration of the job")
+        raise JournalError(
+            "no line of the journal has the configuration of the job; give the journal.jsonl of a run "
+            "that has formed, or its directory"
+        )
     missing = sorted(set(range(1, max(kept, default=0) + 1)) - set(kept))
     if missing:
         raise JournalError(
@@ -284,7 +287,11 @@ class ReproduceCommand:
         try:
             lineage = read_lineage(path.read_bytes().splitlines())
         except OSError as error:
-            raise JournalError(f"{path}: cannot be read: {error.strerror}") from error
+            raise JournalError(
+                f"{path}: cannot be read: {error.strerror}; give a run's directory or its journal.jsonl"
+            ) from error
+        except JournalError as error:
+            raise JournalError(f"{path}: {error}") from error
         where = args.checkpoint or str(path.parent / "checkpoints")
         checkpoint = _checkpoint(where, args.credentials_file, lineage)
         total = len(lineage.iterations)

@@ -55,7 +55,7 @@ def read_events(journal: Path, tail_bytes: int | None = None) -> list[Event]:
             if begin:
                 file.readline()
             return _events(_lines(file), whole=not begin)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(
             f"{journal}: there is no journal; --dir must be the directory of a run that has begun"
         ) from error

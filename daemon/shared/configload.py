@@ -245,7 +245,9 @@ def _from_file(file: Path | None) -> list[Given]:
     try:
         tables = tomllib.loads(file.read_text())
     except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+        raise ConfigError(
+            f"{file}: cannot be read: {error.strerror}; give the job's TOML file, or none for the defaults"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from error
     given = []

@@ -84,7 +84,12 @@ def _document(written: list[Written]) -> dict[str, object]:
 
 def _export(folder: Path) -> list[Written]:
     """One file for each dashboard."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--output {folder}: cannot be made ({error.strerror}); give a directory"
+        ) from error
     written = [Written(folder / f"{board.slug}.json", None, ()) for board in DASHBOARDS]
     for one, board in zip(written, DASHBOARDS, strict=True):
         one.page.write_text(grafanajson.text(board), encoding="utf-8")

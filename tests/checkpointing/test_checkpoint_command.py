@@ -76,11 +76,17 @@ def test_verify_exits_non_zero_on_damage(
 
 
 def test_nothing_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("list", str(tmp_path / "nowhere"), "--json") == 0
-    output = capsys.readouterr()
-    assert json.loads(output.out) == []
-    assert output.err == f"{tmp_path}/nowhere: no committed checkpoint\n"
-    assert run("verify", str(tmp_path / "nowhere")) == 1
+    for action in ("list", "prune"):
+        assert run(action, str(tmp_path), "--json") == 0, "a run may not have one yet"
+        output = capsys.readouterr()
+        assert output.out == ("[]\n" if action == "list" else "")
+        assert output.err.startswith(f"{tmp_path}: no committed checkpoint; give a checkpoint (")
+        assert output.err.count("\n") == 1
+    for action in ("list", "prune", "verify", "inspect"):
+        with pytest.raises(CheckpointError, match="nowhere: no committed checkpoint; give a"):
+            run(action, str(tmp_path / "nowhere"))
+    with pytest.raises(CheckpointError, match=f"^{tmp_path}: no committed checkpoint; give a"):
+        run("verify", str(tmp_path))
 
 
 def test_a_url_of_another_kind_is_a_configuration_error() -> None:

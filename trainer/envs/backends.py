@@ -23,7 +23,10 @@ def find_backend(name: str) -> Backend:
         for part in attribute.split("."):
             factory = getattr(factory, part)
     except (ImportError, AttributeError) as error:
-        raise EnvError(f"env.backend = {name!r}: {error}") from error
+        raise EnvError(
+            f"env.backend = {name!r}: {error}; give module:factory of a module that this Python can import "
+            "(from the working directory, too)"
+        ) from error
     if not callable(factory):
         raise EnvError(f"env.backend = {name!r}: {attribute} of {module} cannot be called")
     backend: Backend = factory

@@ -60,7 +60,9 @@ def load(path: Path) -> tuple[Mapped, int]:
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise ImportRefused(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise ImportRefused(
+            f"{path}: cannot be read: {error.strerror or error}; give the .pt file of a policy"
+        ) from error
     # Whatever a damaged or hostile file makes of it: unpickling has no error of its own.
     except Exception as error:
         said = str(error).strip().splitlines()[:1]
