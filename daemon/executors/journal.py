@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
+import structlog
 
 from rallypoint.daemon.executors.accounting import Change
 from rallypoint.daemon.shared.config import Config
@@ -21,6 +22,7 @@ from rallypoint.daemon.shared.configload import RECORDED
 from rallypoint.daemon.shared.messages import Committed, Formed, RankRecord
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
+_log = structlog.get_logger(__name__)
 _KEPT: Final = 64
 """Newest iterations whose hash is kept to compare late reports with."""
 _TAIL_BYTES: Final = 2**20
@@ -234,8 +236,12 @@ class Journal:
         self._sources = {**dict(list(self._sources.items())[-7:]), generation: source}
 
     def close(self) -> None:
+        """What the disk has not taken until now is lost, and said: the run ends all the same."""
         self.on_growth()
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            _log.error("journal_write_failed", path=str(self.path), error=str(error))
 
     def _append(self, line: dict[str, Any]) -> None:
         self._file.write(msgspec.json.encode({**line, "unix_s": time.time()}).decode() + "\n")
