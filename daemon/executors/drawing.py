@@ -48,7 +48,7 @@ class Drawing:
         if not self._config.curves.wandb:
             return
         self._rundir.wandb.mkdir(exist_ok=True)
-        with (self._rundir.wandb / "feed.log").open("ab") as log:
+        with self._rundir.wandb_log.open("ab") as log:
             self._feed = subprocess.Popen(
                 [*_FEED, str(self._rundir.path), job_uid],
                 stdin=subprocess.PIPE,  # its end tells the feed to end, also when we are killed
@@ -78,5 +78,5 @@ class Drawing:
             _log.error(
                 "wandb_feed_failed",
                 code=feed.returncode,
-                log=str(self._rundir.wandb / "feed.log"),
+                log=str(self._rundir.wandb_log),
             )

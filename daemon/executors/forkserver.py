@@ -66,7 +66,7 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = self._rundir.fork_server_log
         path.parent.mkdir(parents=True, exist_ok=True)
-        with theirs, path.open("wb") as output:
+        with theirs, path.open("ab") as output:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, *self.program),

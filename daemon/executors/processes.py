@@ -21,7 +21,7 @@ import structlog
 from rallypoint.daemon.executors import proctable
 from rallypoint.daemon.executors.files import write_atomically
 from rallypoint.daemon.executors.forkserver import ForkServer
-from rallypoint.daemon.executors.workerlog import WorkerLog
+from rallypoint.daemon.executors.workerlog import OutputFile, WorkerLog
 from rallypoint.daemon.shared import forking
 from rallypoint.daemon.shared.config import LogSection
 from rallypoint.daemon.shared.errors import ConfigError
@@ -291,10 +291,12 @@ class ProcessExecutor:
 
     async def bound_logs(self) -> None:
         """Keep output files at their bound, for ever; where one has been too large, look again soon."""
+        ours = (self._rundir.fork_server_log, self._rundir.wandb_log)
+        others = [OutputFile(path, self._section) for path in ours]
         while True:
             large = False
-            for running in list(self._running.values()):
-                large |= await asyncio.to_thread(running.log.cut_if_large)
+            for file in (*others, *(running.log for running in self._running.values())):
+                large |= await asyncio.to_thread(file.cut_if_large)
             await asyncio.sleep(_LOOK_SOON_S if large else _LOOK_S)
 
     def _ended(self, running: _Running) -> None:

@@ -1,4 +1,5 @@
-"""What workers print: a file for each life, bounded in size, and a bounded number of files.
+"""What workers print: a file for each life, bounded in size, and a bounded number of files. What other
+processes of a run print is bounded alike.
 
 A worker writes into its file itself: nothing that happens to the supervisor, and no amount of output,
 makes it wait.
@@ -21,17 +22,59 @@ _COPY_BYTES: Final = 1 << 20
 _log = structlog.get_logger(__name__)
 
 
-class WorkerLog:
-    """The output of one life: ``worker-<slot>-<incarnation>.log``, and what was cut from it last,
-    ``….log.1``."""
+class OutputFile:
+    """What a process appends to, and what was cut from it last, ``….1``."""
+
+    def __init__(self, path: Path, section: LogSection) -> None:
+        self._path = path
+        self._older = path.with_name(f"{path.name}.1")
+        self._max_bytes = section.worker_file_bytes
+        self._said = False
+
+    def cut_if_large(self) -> bool:
+        """Move the end of a file that has grown past its bound into the older one, and empty it. The
+        worker appends, so it goes on at the new end; what it writes between the two steps is lost
+        (renaming the file would let it write into the old one for ever). Whether it was too large."""
+        if not self._path.exists():
+            return False
+        try:
+            size = self._path.stat().st_size
+            if size <= self._max_bytes:
+                return False
+            try:
+                self._keep_end(size)
+            finally:  # also on a disk that is full: that is when it matters
+                os.truncate(self._path, 0)
+        except OSError as error:
+            if not self._said:
+                self._said = True
+                text = (
+                    f"{error.strerror}: what it printed before is lost, or the file goes on growing"
+                )
+                _log.error("worker_output_not_cut", path=str(self._path), error=text)
+        return True
+
+    def _keep_end(self, size: int) -> None:
+        unfinished = self._older.with_suffix(".tmp")
+        try:
+            with self._path.open("rb") as file, unfinished.open("wb") as copy:
+                file.seek(size - self._max_bytes)
+                left = self._max_bytes
+                while left and (block := file.read(min(left, _COPY_BYTES))):
+                    copy.write(block)
+                    left -= len(block)
+            unfinished.replace(self._older)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+class WorkerLog(OutputFile):
+    """The output of one life: ``worker-<slot>-<incarnation>.log``."""
 
     def __init__(self, rundir: RunDir, section: LogSection, key: WorkerKey) -> None:
+        super().__init__(rundir.worker_log(key), section)
         self._key = key
-        self._path = rundir.worker_log(key)
-        self._older = self._path.with_name(f"{self._path.name}.1")
-        self._max_bytes = section.worker_file_bytes
         self._max_lives = section.worker_files
-        self._said = False
 
     def open(self) -> BinaryIO:
         """The file, open for appending, and those of old lives of the slot removed. Raises OSError."""
@@ -48,42 +91,6 @@ class WorkerLog:
         for number in sorted(lives, reverse=True)[self._max_lives - 1 :]:
             for path in lives[number]:
                 path.unlink(missing_ok=True)
-
-    def cut_if_large(self) -> bool:
-        """Move the end of a file that has grown past its bound into the older one, and empty it. The
-        worker appends, so it goes on at the new end; what it writes between the two steps is lost
-        (renaming the file would let it write into the old one for ever). Whether it was too large."""
-        try:
-            size = self._path.stat().st_size
-            if size <= self._max_bytes:
-                return False
-            try:
-                self._keep_end(size)
-            finally:  # also on a disk that is full: that is when it matters
-                os.truncate(self._path, 0)
-        except OSError as error:
-            if not self._said:
-                self._said = True
-                text = (
-                    f"{error.strerror}: what it printed before is lost, or the file goes on growing"
-                )
-                _log.error(
-                    "worker_output_not_cut", worker=self._key, path=str(self._path), error=text
-                )
-        return True
-
-    def _keep_end(self, size: int) -> None:
-        unfinished = self._older.with_suffix(".tmp")
-        try:
-            with self._path.open("rb") as file, unfinished.open("wb") as copy:
-                file.seek(size - self._max_bytes)
-                left = self._max_bytes
-                while left and (block := file.read(min(left, _COPY_BYTES))):
-                    copy.write(block)
-                    left -= len(block)
-            unfinished.replace(self._older)
-        finally:
-            unfinished.unlink(missing_ok=True)
 
     def tail(self) -> tuple[str, ...]:
         """The last lines that were written; none, where nothing can be read."""

@@ -369,7 +369,8 @@ class LogSection:
     format: Literal["auto", "json", "console"] = "auto"
     """JSON lines, or coloured text; ``auto`` takes text on a terminal."""
     worker_file_bytes: int = 8 * 2**20
-    """A worker's output file is cut past this size; as much of what came before is kept."""
+    """A worker's output file is cut past this size; as much of what came before is kept. So are those of
+    the fork server and of the feed of Weights & Biases."""
     worker_files: int = 5
     """Lives of each slot whose output is kept, the present one included."""
 

@@ -60,6 +60,11 @@ class RunDir:
         return self.path / "wandb"
 
     @property
+    def wandb_log(self) -> Path:
+        """What the feed of Weights & Biases prints."""
+        return self.wandb / "feed.log"
+
+    @property
     def control_socket(self) -> Path:
         """Supervisor and workers."""
         return self.path / "control.sock"

@@ -88,6 +88,13 @@ def run(tmp_path: Path, use: Callable[[Workers], object]) -> None:
     asyncio.run(whole())
 
 
+def appends_to(path: Path, pid: int) -> bool:
+    """Whether the process prints into this file, wherever that ends by then."""
+    process = Path(f"/proc/{pid}")
+    _, octal = (process / "fdinfo/2").read_text().splitlines()[1].split()
+    return (process / "fd/2").samefile(path) and bool(int(octal, 8) & os.O_APPEND)
+
+
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -99,6 +106,32 @@ async def until_it_leads_its_session(process: WorkerProcess) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError(f"{process} leads no session")
+
+
+def test_what_the_server_and_the_feed_print_is_bounded(tmp_path: Path) -> None:
+    bound = LogSection().worker_file_bytes
+
+    async def use(workers: Workers) -> None:
+        await workers.start(0)
+        paths = (workers.rundir.fork_server_log, workers.rundir.wandb_log)
+        workers.rundir.wandb.mkdir()
+        for path in paths:
+            with path.open("ab") as file:
+                file.write(b"old\n" + bytes(bound) + b"new\n")
+        bounding = asyncio.create_task(workers.executor.bound_logs())
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while any(path.stat().st_size for path in paths):  # noqa: ASYNC110 - files
+                    await asyncio.sleep(0.01)
+        finally:
+            bounding.cancel()
+        for path in paths:
+            kept = path.with_name(f"{path.name}.1").read_bytes()
+            assert len(kept) == bound
+            assert kept.endswith(b"new\n")
+        assert appends_to(paths[0], workers.server_pid()), "else it would go on behind a hole"
+
+    run(tmp_path, use)
 
 
 def test_ends_are_told_and_the_server_is_replaced(tmp_path: Path) -> None:
