@@ -57,7 +57,7 @@ def test_what_a_restore_has_wound_back_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        ([FIRST], "no line with the configuration"),
+        ([FIRST], "no line of the journal has the configuration of the job; give"),
         ([begins(1), FIRST, committed(4, ((0,), ()))], r"lacks iterations \[2, 3\]"),
     ],
 )

@@ -51,7 +51,10 @@ def test_wrong_usage_exits_2(arguments: list[str], capsys: Captured) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == 2
-    assert "usage" in capsys.readouterr().err
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1), error
+    assert error.startswith("rallypoint: ")
+    assert error.endswith(" --help`\n")
 
 
 def test_config_prints_toml_with_the_source_of_each_value(
@@ -287,7 +290,9 @@ def test_config_as_json_has_values_sources_and_timeouts(capsys: Captured) -> Non
 def test_a_file_that_is_none_is_one_line(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "journal.jsonl").mkdir()
     assert cli.main(["events", "--dir", str(tmp_path)]) == 1
-    assert error(capsys).endswith("journal.jsonl: Is a directory")
+    assert error(capsys).endswith(
+        "journal.jsonl: Is a directory; look at the path and its permissions"
+    )
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
