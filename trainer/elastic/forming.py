@@ -5,23 +5,21 @@ touched then unless this rank is behind, and in that case its rollout is dropped
 """
 
 import random
-import socket
 import threading
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Protocol
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.failpoints import Failpoints
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 from rallypoint.daemon.shared.timeouts import Timeouts
+from rallypoint.trainer.elastic import storeclient
 from rallypoint.trainer.elastic.group import ProcessGroup
 from rallypoint.trainer.elastic.presence import Presence
 from rallypoint.trainer.elastic.protocol import (
@@ -35,7 +33,6 @@ from rallypoint.trainer.elastic.state import TrainingState
 from rallypoint.trainer.errors import GroupBroken, StateMismatch, Superseded
 
 _POLL_S = 0.002
-_CONNECT_S = 0.2
 _INIT_FAULT_SPREAD_S = 0.02
 
 
@@ -154,19 +151,13 @@ class Former:
             raise Superseded(f"generation {plan.generation} is superseded by {newest}")
 
     def _connect(self, plan: Plan) -> Store:
-        """A client of rank 0's store. Polls the port first: the client itself cannot be interrupted."""
+        """A client of rank 0's store, or `Superseded`."""
         self._host.set_phase("arrive")
         host, port = plan.rank0.host, plan.rank0.port
-        while True:
-            self._check_newest(plan)
-            try:
-                socket.create_connection((host, port), timeout=_CONNECT_S).close()
-                break
-            except OSError:
-                time.sleep(_POLL_S)
-        timeout = timedelta(seconds=self._timeouts.store_s)
         try:
-            client = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+            client = storeclient.connect(
+                host, port, self._timeouts.store_s, lambda: self._check_newest(plan)
+            )
         except (dist.DistError, RuntimeError) as error:
             raise GroupBroken(f"store of rank 0 at {host}:{port}: {error}") from error
         return PrefixStore(f"generation/{plan.generation}", client)
