@@ -34,7 +34,7 @@ def stop(state: NodeState, reason: str, now: float) -> Decision:
 
 def agreed(state: NodeState, reason: str, iteration: int, now: float) -> Decision:
     """A worker left because all agreed that the job is finished or stopped: so will the others."""
-    before, shared = state.ending, state.policy.end_wait_s > 0
+    before, shared = state.ending, not state.policy.alone
     if before is not None and before.kind != "drain":
         awaits = before.awaits_job or (shared and before.kind == "stop")
         return replace(state, ending=replace(before, awaits_job=awaits)), ()
@@ -95,7 +95,7 @@ def notice(state: NodeState, event: NoticeReceived, now: float) -> Decision:
         return replace(state, ending=ending), (Explain("notice_while_ending", text),)
     first = state.drain_cause != "notice"
     state = replace(state, drain_cause="notice", drain_seconds=max(0.0, event.deadline_s - now))
-    kind: Literal["stop", "drain"] = "drain" if state.policy.end_wait_s > 0 else "stop"
+    kind: Literal["stop", "drain"] = "stop" if state.policy.alone else "drain"
     ending = Ending(kind, EXIT_NOTICE, event.reason, _nearer(before, forced_s))
     orders = commit_first(state, event.reason) if first else ()
     return replace(state, ending=ending), orders
@@ -165,14 +165,9 @@ def leave_if_over(state: NodeState, now: float) -> Decision:
     left = [slot for slot in state.slots if slot.live]
     open_job = state.job is None or state.job.state in ("running", "paused")
     waits = ending.awaits_job and open_job
-    if waits and not left:
-        # The leader writes the end as soon as the store answers. While that is away all stay who know of
-        # it, as long as a stop may take: else those who only wait to enter would never hear of it.
-        begun_s = ending.written_by_s or now + state.policy.end_wait_s
-        ending = replace(ending, written_by_s=None if state.past_lease(now) else begun_s)
-        state = replace(state, ending=ending)
-    bounds = (ending.deadline_s, ending.written_by_s if waits and not left else None)
-    late = any(at_s is not None and now >= at_s for at_s in bounds)
+    # While the store is away, or has no leader yet, all stay who know of the end, as long as a stop may
+    # take: else those who only wait to enter would never hear of it.
+    late = ending.deadline_s is not None and now >= ending.deadline_s
     if (left or waits) and not late:
         return state, ()
     actions: list[NodeAction] = [

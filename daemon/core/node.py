@@ -254,6 +254,4 @@ def _next_wake(state: NodeState) -> float | None:
         return None
     else:
         wakes.append(state.ending.deadline_s)
-        if state.ending.written_by_s is not None:
-            wakes.append(min(state.ending.written_by_s, state.lease_until_s))
     return min((at_s for at_s in wakes if at_s is not None), default=None)

@@ -108,10 +108,7 @@ class Ending:
     """The order to exit was given."""
     awaits_job: bool = False
     """It ends by agreement with other nodes: its record, which says so, stays until the leader has
-    written the end of the job, or ``written_by_s`` is over."""
-    written_by_s: float | None = None
-    """Until when that is waited for: ``end_wait_s`` from when the last worker was gone and the store
-    answered; None: not yet, or no more."""
+    written the end of the job, or ``deadline_s`` is there."""
 
 
 @dataclass(frozen=True)

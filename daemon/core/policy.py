@@ -35,9 +35,8 @@ class NodePolicy:
     """Hash of the values that all nodes of the job share."""
     newest_generation: int
     """Newest generation number that this node knew of before it started."""
-    end_wait_s: float = 0.0
-    """How long a node whose workers left by agreement waits for the leader to write the end of the job;
-    0: not at all, because there is no other node (embedded membership)."""
+    alone: bool = True
+    """There is no other node (embedded membership)."""
     port: int = 0
     """Port of this supervisor that others ask whether it lives; 0: none."""
 

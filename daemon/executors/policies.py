@@ -30,9 +30,7 @@ def node_policy(config: Config, state: PersistedState, versions: dict[str, str])
         job_uid=state.job.uid,
         config_hash=state.job.config_hash,
         newest_generation=state.generation,
-        end_wait_s=0.0
-        if config.membership.backend == "embedded"
-        else timeouts.derive(config).detect_s,
+        alone=config.membership.backend == "embedded",
     )
 
 

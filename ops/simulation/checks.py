@@ -113,7 +113,12 @@ class Checks:
         steady = now - cluster.linked_since_s > 2.0 + 2 * cluster.scenario.message_s
         if not steady or now - since_s > HOLDER_WAIT_S:
             return
-        holders = [w for w in cluster.living() if w.last_formed >= max(1, self.formed)]
+        holders = [
+            w
+            for w in cluster.living()
+            if w.last_formed >= max(1, self.formed)
+            and now - w.node.state.lease_until_s <= HOLDER_WAIT_S  # as long as it is waited for
+        ]
         there = [w.key for w in holders if cluster.linked(leader, w.node) and not plan.find(w.key)]
         if there:
             text = (

@@ -119,7 +119,7 @@ class Scenario:
             job_uid="job",
             config_hash="hash",
             newest_generation=newest_generation,
-            end_wait_s=DETECT_S,
+            alone=False,
         )
 
 

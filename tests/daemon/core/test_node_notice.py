@@ -12,7 +12,7 @@ from tests.fakes.membership import NodeScript, job, key, plan
 def of_several(slots: int = 1) -> NodeScript:
     """A node that is not the only one, and trains."""
     node = NodeScript(slots)
-    node.state = replace(node.state, policy=replace(node.state.policy, end_wait_s=5.0))
+    node.state = replace(node.state, policy=replace(node.state.policy, alone=False))
     return node.make_train().feed(ev.JobSeen(job(formed=1)))
 
 
@@ -35,7 +35,7 @@ def test_rank_0_commits_first_and_the_record_says_how_long_it_has() -> None:
 
 def test_a_node_without_rank_0_commits_nothing() -> None:
     node = NodeScript(1)
-    node.state = replace(node.state, policy=replace(node.state.policy, end_wait_s=5.0))
+    node.state = replace(node.state, policy=replace(node.state.policy, alone=False))
     node.feed(ev.NodeStarted()).make_ready(0)
     node.feed(ev.PlanSeen(plan(1, key(0, 1, "b"), key(0))), ev.WorkerFormed(key(0), 1, "hash", 0))
     node.feed(ev.JobSeen(job(formed=1)))
