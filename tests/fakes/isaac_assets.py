@@ -50,8 +50,16 @@ class _Robot:
         self.stage.SetDefaultPrim(root)
         self.root = root
 
-    def body(self, name: str, at: Vector, mass_kg: float, inertia: Vector | None = None) -> str:
-        """A rigid body; its path. Without ``inertia`` that of its shapes counts."""
+    def body(
+        self,
+        name: str,
+        at: Vector,
+        mass_kg: float,
+        inertia: Vector | None = None,
+        centre: Vector = (0, 0, 0),
+    ) -> str:
+        """A rigid body; its path. ``inertia`` (kg m², about its axes) is that at its ``centre`` of mass;
+        left out, the simulator's own counts, which is not that of shapes that do not collide."""
         path = f"/robot/{name}"
         frame = self.geom.Xform.Define(self.stage, path)
         frame.AddTranslateOp().Set(self.gf.Vec3d(*at))
@@ -63,7 +71,7 @@ class _Robot:
         if inertia is not None:
             mass.CreateDiagonalInertiaAttr(self.gf.Vec3f(*inertia))
             mass.CreatePrincipalAxesAttr(self.gf.Quatf(1))
-            mass.CreateCenterOfMassAttr(self.gf.Vec3f(0))
+            mass.CreateCenterOfMassAttr(self.gf.Vec3f(*centre))
         return path
 
     def box(self, body: str, size: Vector, at: Vector = (0, 0, 0), *, collides: bool) -> None:
@@ -121,8 +129,9 @@ def _cartpole(path: Path) -> None:
     robot.box(slider, (0.03, 8.0, 0.03), collides=False)
     cart = robot.body("cart", (0, 0, 0), 1.0)
     robot.box(cart, (0.2, 0.25, 0.2), collides=False)
-    pole = robot.body("pole", (0.12, 0, 0), 1.0)
-    robot.box(pole, (0.04, 0.06, 1.0), (0, 0, 0.47), collides=False)
+    middle = (0.0, 0.0, 0.47)
+    pole = robot.body("pole", (0.12, 0, 0), 1.0, (0.0836, 0.0835, 0.0004), middle)  # of the box
+    robot.box(pole, (0.04, 0.06, 1.0), middle, collides=False)
     robot.joint("FixedJoint", "/robot/root_joint", (None, slider), (0, 0, 0))
     rail = robot.joint("PrismaticJoint", f"{slider}/slider_to_cart", (slider, cart), (0, 0, 0))
     rail.CreateAxisAttr("X")
