@@ -58,6 +58,7 @@ def test_without_etcd_training_goes_on_and_a_loss_heals_after(
 ) -> None:
     with supervised(tmp_path / "run", *etcd.settings) as run:
         before = start(run)
+        run.wait_for(lambda _: run.metrics()["lease_renewal_margin_seconds_count"] > 0)
         etcd.kill(0)
         trained = run.wait_for(lambda s: s["iteration"] >= before["iteration"] + 5)
         assert trained["generation"] == before["generation"]
@@ -128,6 +129,7 @@ def test_without_etcd_the_next_supervisor_adopts(etcd: EtcdCluster, tmp_path: Pa
     patient = {"grace_s": 60.0}
     with supervised(tmp_path / "run", *etcd.settings, worker=patient) as run:
         before = start(run)
+        run.wait_for(lambda _: run.metrics()["lease_renewal_margin_seconds_count"] > 0)
         etcd.kill(0)
         run.end(signal.SIGKILL)
         with supervised(tmp_path / "run", *etcd.settings) as successor:
@@ -150,6 +152,7 @@ def test_without_etcd_a_supervisor_that_comes_late_waits_and_then_restores(
 ) -> None:
     with supervised(tmp_path / "run", *etcd.settings) as run:
         before = start(run)
+        run.wait_for(lambda _: run.metrics()["lease_renewal_margin_seconds_count"] > 0)
         etcd.kill(0)
         run.end(signal.SIGKILL)
         deadline_s = time.monotonic() + WAIT_S

@@ -21,10 +21,9 @@ import pytest
 REPOSITORY = Path(__file__).parents[3]
 BOOT_S = 60.0
 COMMAND_S = 60.0
-_CGROUPS = next(
-    (p for p in map(Path, ("/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")) if p.is_dir()),
-    Path("/sys/fs/cgroup"),
-)
+_HYBRID = [Path("/sys/fs/cgroup", name) for name in ("systemd", "unified")]
+_CGROUPS = [path for path in _HYBRID if path.is_dir()] or [Path("/sys/fs/cgroup")]
+"""The hierarchies in which a systemd keeps its units."""
 LIFE_S = 1800
 """A machine ends by itself after this, whatever becomes of the test."""
 
@@ -151,14 +150,17 @@ def _started(base: Path, root: Path, name: str, netns: str | None) -> Iterator[i
     )
     log = base / "nspawn.log"
     # A cgroup of its own: the units of two machines may have the same names.
-    group = _CGROUPS / f"rallypoint-{name}-{uuid.uuid4().hex[:8]}"
-    group.mkdir()
+    own = f"rallypoint-{name}-{uuid.uuid4().hex[:8]}"
+    groups = [hierarchy / own for hierarchy in _CGROUPS]
+    for group in groups:
+        group.mkdir()
+    enter = " && ".join(f"echo $$ >{group}/cgroup.procs" for group in groups)
     with log.open("wb") as output:
         nspawn = subprocess.Popen(
             [
-                *("/bin/sh", "-c", f'echo $$ >{group}/cgroup.procs && exec "$@"', "sh"),
+                *("/bin/sh", "-c", f'{enter} && exec "$@"', "sh"),
                 *("timeout", "-k", "5", str(LIFE_S), "systemd-nspawn", "-q", "--register=no"),
-                *("--keep-unit", "-M", group.name, "-D", str(root), network),
+                *("--keep-unit", "-M", own, "-D", str(root), network),
                 *("--resolv-conf=off", "--timezone=off", "--link-journal=no", "-b"),
             ],
             stdin=subprocess.DEVNULL,
@@ -183,7 +185,7 @@ def _started(base: Path, root: Path, name: str, netns: str | None) -> Iterator[i
             os.kill(leader, signal.SIGKILL)
         nspawn.terminate()
         nspawn.wait(10)
-        for folder, _, _ in os.walk(group, topdown=False):
+        for folder, _, _ in (x for group in groups for x in os.walk(group, topdown=False)):
             os.rmdir(folder)
 
 

@@ -62,7 +62,7 @@ def test_isaaclab_cartpole_is_learned_while_a_worker_is_killed_and_one_joins(
         assert job.process.returncode == 0
     finally:
         job.end_all()
-    log = (job.rundir.path / "logs" / f"worker-{survivor['slot']}.log").read_text()
+    log = job.rundir.worker_log(survivor["slot"], survivor["incarnation"]).read_text()
     assert log.count("now building the scene") >= 3
     lines = read_journal(job.rundir.journal)
     committed = [line.iteration for line in lines if isinstance(line, IterationLine)]

@@ -71,7 +71,7 @@ def test_all_at_once_go_on_from_the_newest_checkpoint(jobs: Jobs) -> None:
         restored = [line for line in formed_since(job, before) if line["restore"]]
         assert len(restored) == 1
         assert restored[0]["iteration"] >= before["checkpoint"]["iteration"] > 0
-        assert_sound(job, before)
+        assert_sound(job, before, joined=False)  # all may have come back in the one generation
 
 
 def test_the_restoring_rank_dies_before_its_first_commit(jobs: Jobs) -> None:
