@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.daemon.shared.plan import WorkerKey
 from tests.fakes import isaac_assets
 from tests.faults.injectors.job import FaultJob, by_rank
 from tests.faults.model.lines import IterationLine, RecoveryLine, read_journal
@@ -62,7 +63,8 @@ def test_isaaclab_cartpole_is_learned_while_a_worker_is_killed_and_one_joins(
         assert job.process.returncode == 0
     finally:
         job.end_all()
-    log = job.rundir.worker_log(survivor["slot"], survivor["incarnation"]).read_text()
+    key = WorkerKey(survivor["node"], survivor["slot"], survivor["incarnation"])
+    log = job.rundir.worker_log(key).read_text()
     assert log.count("now building the scene") >= 3
     lines = read_journal(job.rundir.journal)
     committed = [line.iteration for line in lines if isinstance(line, IterationLine)]
