@@ -5,7 +5,7 @@ import threading
 from datetime import timedelta
 
 import pytest
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from rallypoint.trainer.elastic import storeclient
 from rallypoint.trainer.errors import Superseded
