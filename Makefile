@@ -35,8 +35,12 @@ run: .venv/installed
 	fi
 	$(BIN)/rallypoint run --dir '$(RUN)' $(ARGS)
 
+# More tests than cores run side by side, and many start a dozen processes: what fails so is tried once
+# more by itself, and is listed. Who fails again has failed.
 test: lint
-	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal $(PYTEST_ARGS) || \
+	  { [ $$? -eq 1 ] && echo 'What failed beside others, once more by itself:' && \
+	    $(BIN)/pytest -v --maxfail=1 --last-failed --last-failed-no-failures=none $(PYTEST_ARGS); }
 
 # Kernels that Warp compiles stay where they are for the next time.
 test-isaaclab: .venv-isaaclab/installed
