@@ -1,5 +1,5 @@
-"""Isaac Lab under the elastic session: Cartpole is learned by two workers, while one is killed and its
-successor joins. All envs are simulated all the time, so the survivor builds its simulation anew twice."""
+"""Isaac Lab under the elastic session: two workers train Cartpole, while one is killed and its successor
+joins. All envs are simulated all the time, so the survivor builds its simulation anew twice."""
 
 import importlib.util
 from pathlib import Path
@@ -13,8 +13,6 @@ from tests.faults.model.lines import IterationLine, RecoveryLine, read_journal
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(1300)]
 
-RETURN = 1.5
-"""An untrained policy has 0.1."""
 SETTINGS = (
     *("env.backend=isaaclab", "env.task=Isaac-Cartpole-Direct"),
     *("env.budget=global", "env.num_envs=512"),
@@ -43,9 +41,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatorJob:
     return SimulatorJob(tmp_path / "run", *options, command=("-m", "rallypoint.daemon.cli", "run"))
 
 
-def test_isaaclab_cartpole_is_learned_while_a_worker_is_killed_and_one_joins(
-    job: SimulatorJob,
-) -> None:
+def test_isaaclab_trains_on_while_a_worker_is_killed_and_one_joins(job: SimulatorJob) -> None:
     try:
         before = job.settle(2, 2)
         survivor, victim = by_rank(before, 0), by_rank(before, 1)
@@ -54,10 +50,6 @@ def test_isaaclab_cartpole_is_learned_while_a_worker_is_killed_and_one_joins(
         assert after["generation"] >= before["generation"] + 2  # without it, and with its successor
         assert survivor["pid"] in {w["pid"] for w in after["workers"]}
         assert [w["num_envs"] for w in after["workers"]] == [256, 256]
-        job.wait_until(
-            lambda: recent_return(job) >= RETURN,
-            lambda: f"a return of {RETURN}; the last one is {recent_return(job)}",
-        )
         job.process.terminate()
         job.wait_until(lambda: job.process.poll() is not None, lambda: "the end")
         assert job.process.returncode == 0
@@ -71,14 +63,3 @@ def test_isaaclab_cartpole_is_learned_while_a_worker_is_killed_and_one_joins(
     assert committed == list(range(1, len(committed) + 1))
     changes = [(line.kind, line.cause) for line in lines if isinstance(line, RecoveryLine)]
     assert changes[-2:] == [("forced", "worker_lost"), ("planned", "join")]
-
-
-def recent_return(job: SimulatorJob) -> float:
-    """Mean undiscounted return of the episodes that ended, over the last five iterations."""
-    lines = read_journal(job.rundir.journal)
-    returns = [
-        line.metrics.get("episode_return_mean", 0.0)
-        for line in lines
-        if isinstance(line, IterationLine)
-    ]
-    return sum(returns[-5:]) / 5
