@@ -49,7 +49,7 @@ test-isaaclab: .venv-isaaclab/installed
 
 test-mjlab: .venv-mjlab/installed
 	WARP_CACHE_PATH='$(CURDIR)/.venv-mjlab/kernels' .venv-mjlab/bin/python -m pytest \
-	  -k mjlab tests/trainer/envs/simulators
+	  -k mjlab tests/trainer/envs/simulators tests/faults/scenarios/test_mjlab_run.py
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
