@@ -43,6 +43,7 @@ def test_mjlab_trains_on_while_a_worker_is_killed_and_one_joins(job: SimulatorJo
         assert after["generation"] >= before["generation"] + 2  # without it, and with its successor
         assert survivor["pid"] in {w["pid"] for w in after["workers"]}
         assert [w["num_envs"] for w in after["workers"]] == [16, 16]
+        assert job.metrics()['recovery_seconds_sum{kind="forced",phase="envs"}'] > 0
         builds = job.page(survivor["slot"]).env_builds
         job.process.terminate()
         job.wait_until(lambda: job.process.poll() is not None, lambda: "the end")
