@@ -129,10 +129,11 @@ class Workers:
 
     def kill(self, key: WorkerKey, reason: str, why: str = "order") -> None:
         """SIGKILL to the worker's process group; its end is reported as any other."""
-        self._killed[key] = reason, "killed" if why == "order" else why
+        if key not in self._killed:  # the first reason is the cause
+            self._killed[key] = reason, "killed" if why == "order" else why
+            _log.warning("worker_killed", worker=key, reason=reason)
         if why == "protocol":
             self.control.drop(key, reason)
-        _log.warning("worker_killed", worker=key, reason=reason)
         self.processes.kill(key)
 
     def adopt(self, processes: Sequence[WorkerProcess]) -> None:
