@@ -137,4 +137,5 @@ def test_inspect_shows_what_is_in_one(
     said = capsys.readouterr().out
     assert f"{tmp_path}/best (verified)" in said
     assert "DAMAGED" in said
-    assert run("inspect", str(tmp_path / "nowhere")) == 1
+    with pytest.raises(CheckpointError, match="no committed checkpoint; give"):
+        run("inspect", str(tmp_path / "nowhere"))
