@@ -23,7 +23,7 @@ for _name in [name for name in os.environ if name.startswith("RALLYPOINT_")]:
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
-EXIT_GRACE_S = 20.0
+EXIT_GRACE_S = 2.0
 """How long a process that a test has ended may take to be gone."""
 
 

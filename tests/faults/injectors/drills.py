@@ -20,7 +20,7 @@ RENEWED_S = DETECT_S / 3
 """A lease has been renewed this recently."""
 START_S = 300.0
 """Bound of the start of nodes: each imports what a worker needs, on a machine that does other things too."""
-RECOVERY_S = 30.0
+RECOVERY_S = 15.0
 """Bound from a fault to the next optimiser step, on a machine that does other things too: well below
 `collective_s`, after which gloo would see a loss by itself. What it takes is printed."""
 
