@@ -40,6 +40,8 @@ class SaveDone:
     """From the start of the write to the committed manifest."""
     verify_s: float
     """From there until everything was read back."""
+    passed_over: int
+    """Saves since the one before that never began: a newer one took their place while they waited."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class CheckpointWriter:
         self._changed = threading.Condition()
         self._waiting: _Job | None = None
         self._in_flight: _Job | None = None
+        self._passed_over = 0
         self._closed = False
         # A daemon: a store that hangs must not keep the process from exiting.
         self._thread = threading.Thread(target=self._loop, name="checkpoint-writer", daemon=True)
@@ -139,6 +142,7 @@ class CheckpointWriter:
         with self._changed:
             closed = self._closed
             replaced, self._waiting = self._waiting, None if closed else job
+            self._passed_over += replaced is not None
             job.stall_s += time.perf_counter() - begin_s
             self._changed.notify_all()
         if replaced is not None:
@@ -186,7 +190,9 @@ class CheckpointWriter:
             self._fail(job, error)
             return
         verify_s = time.perf_counter() - begin_s - persist_s
-        job.result = SaveDone(info, job.stall_s, persist_s, verify_s)
+        with self._changed:
+            passed_over, self._passed_over = self._passed_over, 0
+        job.result = SaveDone(info, job.stall_s, persist_s, verify_s, passed_over)
         self._on_done(job.result)
         job.ended.set()
         self._prune(job, info)

@@ -246,6 +246,7 @@ class CheckpointKeeper:
                 persist_s=done.persist_s,
                 size_bytes=info.size_bytes,
                 tier=tier,
+                passed_over=done.passed_over,
             )
         )
 

@@ -58,7 +58,7 @@ class AdminHandler(Protocol):
 
     def request_drain(self, deadline_s: float | None) -> None: ...
 
-    def request_notice(self, left_s: float, text: str) -> None: ...
+    def request_notice(self, source: str, left_s: float, text: str) -> None: ...
 
     def request_pause(self, *, paused: bool) -> str:
         """Pause the job, or let it go on. Why that cannot be, else ""."""
@@ -151,7 +151,7 @@ class AdminServer:
             self._handler.detach()
         elif request.command == "notice" and request.deadline_s is not None:
             text = f"simulated, {request.deadline_s:g} s left"
-            self._handler.request_notice(request.deadline_s, text)
+            self._handler.request_notice("drill", request.deadline_s, text)
         else:
             self._handler.request_drain(request.deadline_s)
         return {"accepted": True}

@@ -75,6 +75,9 @@ class Checkpoints:
             self._metrics.set("checkpoint_size_bytes", message.size_bytes)
         if message.tier is not None:
             self.tiers[message.tier] = now_unix_s
+            self._metrics.add(
+                "checkpoint_passed_over_total", message.passed_over, tier=message.tier
+            )
         self._metrics.observe("checkpoint_stall_seconds", message.stall_s)
         self._metrics.observe("checkpoint_persist_seconds", message.persist_s)
         _log.info(
@@ -85,6 +88,7 @@ class Checkpoints:
             bytes=message.size_bytes,
             stall_s=round(message.stall_s, 4),
             persist_s=round(message.persist_s, 4),
+            passed_over=message.passed_over,
         )
 
     def failed(self, message: messages.CheckpointFailed) -> None:

@@ -27,6 +27,8 @@ RESTART_REASONS: Final = (
     "spawn_failed",
     "unknown",
 )
+NOTICE_SOURCES: Final = ("aws", "gcp", "azure", "slurm", "kubernetes", "signal", "drill")
+NOTICE_KINDS: Final = ("leave", "hint", "false")
 ENV_SCOPES: Final = ("worker", "global", "deficit")
 ETCD_CALLS: Final = (
     "range",

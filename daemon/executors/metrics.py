@@ -24,7 +24,8 @@ from rallypoint.daemon.errors import (
     StoreUnavailableError,
 )
 from rallypoint.daemon.executors.books import Total
-from rallypoint.daemon.executors.metrictable import TABLE, Spec
+from rallypoint.daemon.executors.metricspec import Spec
+from rallypoint.daemon.executors.metrictable import TABLE
 from rallypoint.daemon.shared import collectives
 from rallypoint.daemon.shared.figures import tag
 

@@ -5,10 +5,7 @@ Names stand without the prefix ``rallypoint_``. The trainer's figures (``rallypo
 their table in `daemon.shared.figures`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 from rallypoint.daemon.core.records import SHOWN_JOB_STATES, WORKER_STATES
 from rallypoint.daemon.executors.labels import (
@@ -17,36 +14,16 @@ from rallypoint.daemon.executors.labels import (
     ETCD_CALLS,
     ETCD_ERRORS,
     LOST_REASONS,
+    NOTICE_KINDS,
+    NOTICE_SOURCES,
     PHASES,
     RESTART_REASONS,
 )
+from rallypoint.daemon.executors.metricspec import DYNAMIC, MARGINS, SECONDS, Spec
 from rallypoint.daemon.shared import collectives
 from rallypoint.daemon.shared.activity import ACTIVITIES, RECOVERY_PHASES
-from rallypoint.daemon.shared.figures import Scope
 from rallypoint.daemon.shared.messages import TIERS
 from rallypoint.daemon.shared.plan import CHANGE_CAUSES, CHANGE_KINDS
-
-SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 300)
-MARGINS: Final = (0, 0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 10, 30)
-DYNAMIC: Final = ()
-"""In the place of a label's values: they are known only when there is something to say."""
-
-
-@dataclass(frozen=True)
-class Spec:
-    """One metric."""
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram", "summary"]
-    scope: Scope
-    help: str
-    labels: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """All values of each label: their series exist from the start; or `DYNAMIC`."""
-    unit: Literal["", "seconds", "bytes", "ratio"] = ""
-    """Of the value; it stands in the name."""
-    buckets: tuple[float, ...] = ()
-    """Upper bounds, of a histogram."""
-
 
 _JOB: Final = (
     Spec(
@@ -196,6 +173,17 @@ _CHANGES: Final = (
         buckets=SECONDS,
     ),
 )
+_NOTICES: Final = (
+    Spec(
+        "notices_total",
+        "counter",
+        "supervisor",
+        "Preemption notices that this supervisor heard of, by who gave them: leave (it left, or leaves), hint "
+        "(it committed a checkpoint), false (the deadline is over, the machine is still there). A node that "
+        "leaves may be gone before it is asked; those that stay have membership_changes_total.",
+        {"source": NOTICE_SOURCES, "kind": NOTICE_KINDS},
+    ),
+)
 _WORKERS: Final = (
     Spec("slots", "gauge", "supervisor", "Worker slots of this node."),
     Spec(
@@ -341,6 +329,14 @@ _CHECKPOINTS: Final = (
         "Those of them that were for this tier.",
         {"tier": TIERS},
     ),
+    Spec(
+        "checkpoint_passed_over_total",
+        "counter",
+        "supervisor",
+        "Checkpoints of this tier that were due and never written: one before them took so long that a newer one "
+        "took their place. Told with the next that is committed.",
+        {"tier": TIERS},
+    ),
 )
 _STORE: Final = (
     Spec("leader", "gauge", "supervisor", "1 while this node leads the job, else 0."),
@@ -392,4 +388,4 @@ _STORE: Final = (
         {"kind": ETCD_ERRORS},
     ),
 )
-TABLE: Final = _JOB + _CHANGES + _WORKERS + _CHECKPOINTS + _STORE
+TABLE: Final = _JOB + _CHANGES + _NOTICES + _WORKERS + _CHECKPOINTS + _STORE

@@ -22,6 +22,7 @@ from rallypoint.daemon.core.nodestate import NodeState
 from rallypoint.daemon.core.records import JobRecord
 from rallypoint.daemon.executors import status
 from rallypoint.daemon.executors.membership import Membership
+from rallypoint.daemon.executors.metrics import Metrics
 from rallypoint.daemon.shared import envbudget
 from rallypoint.daemon.shared.config import Config
 
@@ -60,12 +61,14 @@ class Requests:
         self,
         config: Config,
         membership: Membership,
+        metrics: Metrics,
         emit: Callable[[NodeEvent], None],
         finish: Callable[[int, str], None],
         asked: Asked,
     ) -> None:
         self._config = config
         self._membership = membership
+        self._metrics = metrics
         self._emit = emit
         self._finish = finish
         self._asked = asked
@@ -107,10 +110,11 @@ class Requests:
             reason = f"drained by force: not over after {deadline_s:g} s"
             asyncio.get_running_loop().call_later(deadline_s, self._finish, 0, reason)
 
-    def request_notice(self, left_s: float, text: str) -> None:
+    def request_notice(self, source: str, left_s: float, text: str) -> None:
         """A preemption notice: this machine goes in ``left_s`` seconds."""
+        self._metrics.add("notices_total", source=source, kind="leave")
         reason = f"preemption notice: {text}"
-        _log.warning("notice_received", left_s=round(left_s, 3), reason=reason)
+        _log.warning("notice_received", source=source, left_s=round(left_s, 3), reason=reason)
         if self._begun:
             self._emit(NoticeReceived(time.monotonic() + max(0.0, left_s), reason))
         else:
@@ -146,11 +150,17 @@ class Requests:
         work = self._membership.wish(lambda job: msgspec.structs.replace(job, **changes))
         self._asked.spawn(work, "wish")
 
-    def advise_checkpoint(self, reason: str) -> None:
+    def advise_checkpoint(self, source: str, reason: str) -> None:
         """This machine may be taken away later: commit now, and stay."""
-        _log.info("checkpoint_advised", reason=reason)
+        self._metrics.add("notices_total", source=source, kind="hint")
+        _log.info("checkpoint_advised", source=source, reason=reason)
         if self._membership.joined:
             self._emit(CheckpointAdvised(reason))
+
+    def false_notice(self, source: str, reason: str) -> None:
+        """The deadline of a notice is long over, and this machine is still there: stay."""
+        self._metrics.add("notices_total", source=source, kind="false")
+        _log.warning("notice_false", source=source, reason=reason)
 
     def detach(self) -> None:
         """The supervisor ends, its workers train on."""
@@ -196,7 +206,9 @@ class Requests:
         drain, or stop where there is no other node; the second one kills."""
         if self._signals_are_notices and number != signal.SIGINT:
             grace_s = self._config.node.stop_grace_s
-            self.request_notice(grace_s, f"{number.name}, {grace_s:g} s left")
+            named = [s for s in self._config.preemption.sources if s in SIGNAL_SOURCES]
+            source = named[0] if len(named) == 1 else "signal"  # which of several, nobody knows
+            self.request_notice(source, grace_s, f"{number.name}, {grace_s:g} s left")
             return
         self._stops_asked += 1
         if self._stops_asked > 1:

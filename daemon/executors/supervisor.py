@@ -122,7 +122,7 @@ class Supervisor:
             answer_commit=self._answer_commit,
             emit=self._emit,
         )
-        self._requests = Requests(config, self._membership, self._emit, self._finish, self)
+        self._requests = Requests(config, self._membership, metrics, self._emit, self._finish, self)
         self._admin = AdminServer(rundir.admin_socket, self._requests)
         self._performer = Performer(
             node_name=config.node.name,
@@ -178,6 +178,7 @@ class Supervisor:
             self.rundir.notices,
             on_notice=self._requests.request_notice,
             on_hint=self._requests.advise_checkpoint,
+            on_false=self._requests.false_notice,
         )
         self.spawn(self._notices.run(), "notices")
         self.spawn(self._join(found.adopted), "join")

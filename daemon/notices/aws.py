@@ -60,7 +60,7 @@ class AwsWatcher:
         if rebalance is not None:
             at = _decode(rebalance, _Rebalance, _REBALANCE).noticeTime
             text = f"AWS recommends to rebalance (noticed at {at})"
-            found.append(Notice(f"aws rebalance {at}", None, text))
+            found.append(Notice("aws", f"aws rebalance {at}", None, text))
         return tuple(found)
 
     async def left(self) -> None:
@@ -96,9 +96,9 @@ def _of_action(answer: Answer) -> Notice:
         at_s = datetime.fromisoformat(body.time).timestamp()
     except ValueError:
         text = f"{what} at a time that cannot be read ({body.time[:40]!r})"
-        return Notice(f"aws {body.action}", GIVEN_S, text, lasts=True)
+        return Notice("aws", f"aws {body.action}", GIVEN_S, text, lasts=True)
     left_s = min(GIVEN_S, at_s - answer.now_unix_s)
-    return Notice(f"aws {body.action} {body.time}", left_s, f"{what} at {body.time}")
+    return Notice("aws", f"aws {body.action} {body.time}", left_s, f"{what} at {body.time}")
 
 
 def _decode(answer: Answer, kind: type[T], path: str) -> T:

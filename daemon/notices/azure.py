@@ -88,12 +88,14 @@ def _decode(answer: Answer) -> _Document:
 def _notice(event: _Event, answer: Answer) -> Notice:
     what = f"Azure: {event.event_type} of this machine"
     if event.event_type not in _LEAVE:
-        return Notice(f"azure {event.event_id}", None, f"{what}, after which it goes on")
+        return Notice("azure", f"azure {event.event_id}", None, f"{what}, after which it goes on")
     if event.event_status == "Started" or not event.not_before:
-        return Notice(f"azure {event.event_id}", 0.0, f"{what} has started", lasts=True)
+        return Notice("azure", f"azure {event.event_id}", 0.0, f"{what} has started", lasts=True)
     try:
         at_s = parsedate_to_datetime(event.not_before).timestamp()
     except ValueError as error:
         raise MetadataError(f"{_EVENTS}: NotBefore = {event.not_before[:40]!r}") from error
     left_s = at_s - answer.now_unix_s
-    return Notice(f"azure {event.event_id}", left_s, f"{what} not before {event.not_before}")
+    return Notice(
+        "azure", f"azure {event.event_id}", left_s, f"{what} not before {event.not_before}"
+    )

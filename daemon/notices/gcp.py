@@ -75,7 +75,7 @@ class GcpWatcher:
         if left_s is None:
             return ()
         text = f"GCP says {self._key.name} = {value}"
-        return (Notice(f"{self.name} {value}", left_s, text, lasts=True),)
+        return (Notice("gcp", f"{self.name} {value}", left_s, text, lasts=True),)
 
     async def left(self) -> None:
         """GCP does not ask for an answer."""

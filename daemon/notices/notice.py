@@ -1,9 +1,12 @@
 """What a watcher says, and what it is."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from rallypoint.daemon.shared.errors import RallypointError
+
+Source = Literal["aws", "gcp", "azure"]
+"""As in ``preemption.sources``."""
 
 
 class MetadataError(RallypointError):
@@ -14,6 +17,8 @@ class MetadataError(RallypointError):
 class Notice:
     """This machine is about to be taken away, or may be."""
 
+    source: Source
+    """Who says so."""
     id: str
     """Source and event: the same whenever the same notice is read again."""
     left_s: float | None

@@ -13,7 +13,7 @@ from rallypoint.daemon.executors.files import write_atomically
 from rallypoint.daemon.notices.aws import AwsWatcher
 from rallypoint.daemon.notices.azure import AzureWatcher
 from rallypoint.daemon.notices.gcp import MAINTENANCE, PREEMPTED, GcpWatcher
-from rallypoint.daemon.notices.notice import MetadataError, Notice, Watcher
+from rallypoint.daemon.notices.notice import MetadataError, Notice, Source, Watcher
 from rallypoint.daemon.shared.config import PreemptionSection
 
 FALSE_AFTER_S: Final = 60.0
@@ -37,22 +37,25 @@ def watchers_of(section: PreemptionSection) -> tuple[Watcher, ...]:
 
 
 class NoticeWatch:
-    """What is read again is not said again. ``on_notice`` takes the seconds that are left and the text, ``on_hint`` the text. ``memory`` is a file
-    that keeps the deadlines of notices that were seen, so that a node that is started again after a
-    false one knows it."""
+    """What is read again is not said again. ``on_notice`` takes the source, the seconds that are left and
+    the text; ``on_hint`` and ``on_false`` take the source and the text. ``memory`` is a file that keeps
+    the deadlines of notices that were seen, so that a node that is started again after a false one knows
+    it."""
 
     def __init__(
         self,
         watchers: Sequence[Watcher],
         memory: Path,
         *,
-        on_notice: Callable[[float, str], None],
-        on_hint: Callable[[str], None],
+        on_notice: Callable[[Source, float, str], None],
+        on_hint: Callable[[Source, str], None],
+        on_false: Callable[[Source, str], None],
     ) -> None:
         self._watchers = watchers
         self._memory = memory
         self._on_notice = on_notice
         self._on_hint = on_hint
+        self._on_false = on_false
         self._deadlines = _read(memory)
         """By notice: when the machine goes, by this machine's clock."""
         self._said: dict[str, float | None] = {}
@@ -94,7 +97,7 @@ class NoticeWatch:
         if notice.left_s is None:
             if notice.id not in self._said:
                 self._said[notice.id] = None
-                self._on_hint(notice.text)
+                self._on_hint(notice.source, notice.text)
             return
         known_s = self._deadlines.get(notice.id)
         deadline_s = now_unix_s + notice.left_s
@@ -109,9 +112,9 @@ class NoticeWatch:
         left_s = deadline_s - now_unix_s
         if left_s < -FALSE_AFTER_S:
             text = f"{notice.text}: {-left_s:.0f} s ago, and this machine is still there"
-            _log.warning("notice_false", notice=notice.id, reason=text)
+            self._on_false(notice.source, text)
             return
-        self._on_notice(left_s, notice.text)
+        self._on_notice(notice.source, left_s, notice.text)
 
     def _remember(self, notice: str, deadline_s: float) -> None:
         self._deadlines[notice] = deadline_s

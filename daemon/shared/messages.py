@@ -192,6 +192,9 @@ class CheckpointDone(_Message, frozen=True, kw_only=True):
     size_bytes: Count
     tier: TierName | None = None
     """Which tier took it; None: an earlier version does not say."""
+    passed_over: Count = 0
+    """Saves of this tier that were due since the one before, and that a newer one took the place of: they
+    waited for one that took too long."""
 
 
 class CheckpointFailed(_Message, frozen=True, kw_only=True):

@@ -118,7 +118,11 @@ def test_the_newest_waiting_save_replaces_an_older_waiting_one(harness: Harness)
         harness.submit(iteration)
     harness.answer.set()
     assert harness.done() == [1, 4]
-    for info, iteration in zip(harness.store.list(), (4, 1), strict=True):
+    harness.submit(5)
+    assert harness.done() == [1, 4, 5]
+    passed_over = [o.passed_over for o in harness.outcomes if isinstance(o, SaveDone)]
+    assert passed_over == [2, 0, 0], "told once, with the one that they waited for"
+    for info, iteration in zip(harness.store.list(), (5, 4, 1), strict=True):
         loaded, _ = harness.store.load_newest([info])
         assert loaded is not None
         assert_state(loaded, iteration)

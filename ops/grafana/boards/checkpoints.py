@@ -36,11 +36,12 @@ _NOW: Final = (
     ),
     Panel(
         title="Do they succeed?",
-        answers="In the range shown.",
+        answers="In the range shown; passed over: due, and never written, since one before it took so long.",
         kind="stat",
         queries=(
             Query(expr=risen_by("checkpoint_persist_seconds_count"), legend="committed"),
             Query(expr=risen_by("checkpoint_failures_total"), legend="failed"),
+            Query(expr=risen_by("checkpoint_passed_over_total"), legend="passed over"),
         ),
         unit="none",
         decimals=0,

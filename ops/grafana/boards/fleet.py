@@ -181,7 +181,26 @@ _NODES: Final = (
         unit="none",
         decimals=0,
         base="orange",
-        width=12,
+        width=6,
+        height=7,
+    ),
+    Panel(
+        title="Preemption notices",
+        answers="In the range shown: nodes that left, hints, and machines that stayed. What was announced as a node "
+        "ended may be missing; the marks have it.",
+        kind="bargauge",
+        queries=(
+            Query(expr=risen_by("notices_total", by="kind"), legend="{{kind}}"),
+            Query(
+                expr=f"{risen_by('notices_total', by='source')} > 0",
+                legend="{{source}}",
+                may_be_empty="most jobs run where no machine is taken away",
+            ),
+        ),
+        unit="none",
+        decimals=0,
+        base="blue",
+        width=6,
         height=7,
     ),
 )

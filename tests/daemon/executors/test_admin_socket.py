@@ -25,8 +25,8 @@ class Supervisor:
     def request_drain(self, deadline_s: float | None) -> None:
         self.asked.append(deadline_s)
 
-    def request_notice(self, left_s: float, text: str) -> None:
-        self.asked.append((left_s, text))
+    def request_notice(self, source: str, left_s: float, text: str) -> None:
+        self.asked.append((source, left_s, text))
 
     def request_pause(self, *, paused: bool) -> str:
         self.asked.append(paused)
@@ -83,7 +83,13 @@ def test_commands_are_answered_and_the_end_is_told(tmp_path: Path) -> None:
             3,
             {"accepted": True},
         ]
-        assert supervisor.asked == [3.5, (30.0, "simulated, 30 s left"), True, False, "detach"]
+        assert supervisor.asked == [
+            3.5,
+            ("drill", 30.0, "simulated, 30 s left"),
+            True,
+            False,
+            "detach",
+        ]
         await server.close(0, "done")
 
     asyncio.run(run())

@@ -20,6 +20,7 @@ PROMISED: dict[str, set[str]] = {
     "checkpoint_age_seconds": set(),
     "checkpoint_failures_total": set(),
     "state_hash_mismatches_total": set(),
+    "notices_total": {"source", "kind"},
     "worker_restarts_total": {"reason"},
     "slot_quarantined": set(),
     "straggler_ratio": set(),

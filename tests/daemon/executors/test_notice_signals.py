@@ -10,6 +10,7 @@ import pytest
 
 from rallypoint.daemon.cli import main
 from rallypoint.daemon.executors import proctable
+from rallypoint.daemon.executors.books import BooksFile
 from tests.fakes.metadata_server import ACTION, REBALANCE, azure_event, metadata_server
 from tests.fakes.supervised import Status, Supervised, pids, supervised
 
@@ -26,6 +27,14 @@ def sources(*names: str) -> tuple[str, ...]:
 def last_iteration(run: Supervised) -> int:
     found: int = [line["iteration"] for line in run.journal() if line["event"] == "iteration"][-1]
     return found
+
+
+def counted(run: Supervised) -> dict[tuple[str, str], float]:
+    """Notices by source and kind, as the supervisor left them in its books."""
+    books = BooksFile(run.rundir.books).read()
+    assert books is not None
+    found = [total for total in books.totals if total.name == "notices_total"]
+    return {(total.labels["source"], total.labels["kind"]): total.value for total in found}
 
 
 def hangs(status: Status) -> bool:
@@ -57,6 +66,7 @@ def test_a_signal_is_a_notice_where_the_configuration_says_so(
         assert committed[-1] == last_iteration(run)
         assert run.logged("supervisor_ended")[0]["reason"].endswith("30 s left")
         assert run.workers() == []
+        assert counted(run) == {(source, "leave"): 1}
 
 
 def test_a_repeated_signal_kills_nothing(tmp_path: Path) -> None:
@@ -64,6 +74,7 @@ def test_a_repeated_signal_kills_nothing(tmp_path: Path) -> None:
         run.wait_for_training(2)
         run.process.send_signal(signal.SIGUSR1)
         assert run.end(signal.SIGTERM) == 75
+        assert counted(run) == {("slurm", "leave"): 2}
         assert not run.logged("killed_at_once")
         assert not run.logged("worker_killed")
 
@@ -107,6 +118,7 @@ def test_a_drill_says_whether_the_node_left_in_time(
         assert (answer["exited"], answer["passed"]) == (75, True)
         assert 0 < answer["seconds"] < 20
         assert run.process.wait(60) == 75
+        assert counted(run) == {("drill", "leave"): 1}
     with supervised(directory) as again:
         again.wait_for_training(2)  # after a false notice it is simply started again
         assert again.end() == 0
@@ -134,6 +146,7 @@ def test_a_cloud_takes_the_machine_away(tmp_path: Path, name: str) -> None:
                 metadata.set(azure=[azure_event("e-1")])
         assert run.process.wait(60) == 75
         assert len(run.logged("notice_received")) == 1
+        assert counted(run) == {(name, "leave"): 1}
         committed = [line["iteration"] for line in run.logged("checkpoint_committed")]
         assert committed[-1] == last_iteration(run)
         assert metadata.approved == (["e-1"] if name == "azure" else [])
@@ -150,6 +163,7 @@ def test_a_rebalance_recommendation_only_commits(tmp_path: Path) -> None:
         run.wait_for(lambda _: bool(run.logged("checkpoint_ordered")))
         after = run.wait_for(lambda s: s["iteration"] > before["iteration"] + 5)
         assert after["generation"] == before["generation"]
+        assert run.metrics()['notices_total{kind="hint",source="aws"}'] == 1
         assert run.end() == 0
 
 
@@ -176,4 +190,5 @@ def test_after_a_false_notice_the_node_comes_back(tmp_path: Path) -> None:
         with supervised(tmp_path / "run", *options) as run:
             run.wait_for_training(2)
             assert run.logged("notice_false")
+            assert run.metrics()['notices_total{kind="false",source="gcp"}'] == 1
             assert run.end(signal.SIGINT) == 0

@@ -112,7 +112,9 @@ def test_a_restored_checkpoint_is_the_newest(recorder: Recorder, tmp_path: Path)
     recorder.close()
 
 
-def committed_to(tier: messages.TierName | None, iteration: int) -> messages.CheckpointDone:
+def committed_to(
+    tier: messages.TierName | None, iteration: int, passed_over: int = 0
+) -> messages.CheckpointDone:
     return messages.CheckpointDone(
         key=A,
         generation=1,
@@ -122,6 +124,7 @@ def committed_to(tier: messages.TierName | None, iteration: int) -> messages.Che
         persist_s=1.0,
         size_bytes=1,
         tier=tier,
+        passed_over=passed_over,
     )
 
 
@@ -133,7 +136,7 @@ def test_each_tier_has_its_age_and_its_failures(recorder: Recorder, metrics: Met
     now_unix_s = time.time()
     recorder.take(committed_to("local", 55), 0.0, now_unix_s - 100.0)
     assert math.isnan(value(metrics, age("url")))
-    recorder.take(committed_to("url", 50), 0.0, now_unix_s - 10.0)
+    recorder.take(committed_to("url", 50, passed_over=2), 0.0, now_unix_s - 10.0)
     assert recorder.checkpoints.newest is not None
     assert recorder.checkpoints.newest.path == "local/55"
     assert 0.0 <= value(metrics, age("url")) - 10.0 < 90.0 <= value(metrics, age("local")) - 10.0
@@ -145,6 +148,8 @@ def test_each_tier_has_its_age_and_its_failures(recorder: Recorder, metrics: Met
         )
     assert value(metrics, failures("url")) == 2
     assert value(metrics, failures("local")) == 0
+    passed_over = 'rallypoint_checkpoint_passed_over_total{{tier="{}"}}'.format
+    assert (value(metrics, passed_over("url")), value(metrics, passed_over("local"))) == (2, 0)
     assert value(metrics, "rallypoint_checkpoint_failures_total") == 3
     recorder.close()
 
