@@ -151,6 +151,8 @@ def _panel(number: int, panel: Panel, place: Place) -> Json:
     }
     if panel.kind == "table":
         found["transformations"] = list(_transformations(panel.queries))
+        worst = {"displayName": panel.queries[0].legend, "desc": True}
+        found["options"] = {**_OPTIONS["table"], "sortBy": [worst]}
     return found
 
 

@@ -64,7 +64,7 @@ class Panel:
     colours: Mapping[str, Colour] = field(default_factory=lambda: MappingProxyType({}))
     """By legend."""
     columns: tuple[Column, ...] = ()
-    """Of a table: one for each query."""
+    """Of a table: one for each query. The greatest value of the first one stands at the top."""
 
     @property
     def instant(self) -> bool:

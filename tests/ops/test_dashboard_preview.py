@@ -10,7 +10,7 @@ import pytest
 from rallypoint.daemon import cli
 from rallypoint.ops.grafana.boards import DASHBOARDS
 from rallypoint.ops.grafana.evaluate import Answer, Context, legend, scrape_interval_s
-from rallypoint.ops.grafana.model import Dashboard, Panel, Query, Unit
+from rallypoint.ops.grafana.model import Column, Dashboard, Panel, Query, Unit
 from rallypoint.ops.grafana.preview import chart, numbers, page, panels
 from rallypoint.ops.grafana.preview.chart import Mark
 from rallypoint.ops.grafana.preview.panels import Drawn
@@ -138,6 +138,44 @@ def test_a_number_has_words_and_colours_by_threshold() -> None:
     late = panels.content(Drawn(slow, [answer("took", 1, 7)], [], SPAN), 300, 200)
     assert "7 s" in late
     assert "#FF9830" in late
+
+
+def test_the_worst_job_stands_at_the_top_of_a_table() -> None:
+    table = Panel(
+        title="T",
+        answers="A",
+        kind="table",
+        queries=(Query(expr="x", legend="state"),),
+        columns=(Column(),),
+        width=24,
+        height=6,
+    )
+    states = {"fine": 2.0, "held": 5.0, "also fine": 2.0}
+    rows = [
+        Answer("state", table.queries[0], series(value, labels={"job": job}))
+        for job, value in states.items()
+    ]
+    html = panels.content(Drawn(table, rows, [], SPAN), 800, 200)
+    assert re.findall(r"<td>([a-z ]+)</td>", html) == ["held", "also fine", "fine"]
+
+
+def test_a_long_legend_takes_more_lines_and_the_picture_less_room() -> None:
+    def height(names: int) -> int:
+        found = [answer(f"a long name {n}", 1.0, 2.0) for n in range(names)]
+        html = panels.content(Drawn(panel(), found, [], SPAN), 400, 300)
+        assert html.count("<span>") == names
+        drawn, legend_px = (int(px) for px in re.findall(r"height[=:]\"?(\d+)", html)[:2])
+        assert drawn + legend_px == 300 - panels.TITLE_PX - panels.PADDING_PX
+        return legend_px
+
+    assert [height(names) / panels.LEGEND_PX for names in (1, 3, 6, 60)] == [1, 1, 2, 3]
+
+
+def test_the_last_moment_of_an_axis_is_whole() -> None:
+    """It would leave the picture by half of its width."""
+    html = panels.content(Drawn(panel(), [answer("a", 1.0, 2.0)], [], SPAN), 400, 300)
+    places = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="middle">', html)
+    assert max(map(float, places)) + 28 <= 400 - 2 * panels.PADDING_PX
 
 
 def test_labels_make_the_legend() -> None:

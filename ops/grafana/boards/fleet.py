@@ -29,7 +29,7 @@ _LOST: Final = f'cause=~"{LOSSES}"'
 _NOW: Final = (
     Panel(
         title="Which job needs a look?",
-        answers="One row for each job; losses, lost steps and goodput are of the range shown.",
+        answers="One row for each job, the worst state first; losses, lost steps and goodput are of the range shown.",
         kind="table",
         queries=(
             Query(expr=STATE, legend="state"),
@@ -128,7 +128,7 @@ _NODES: Final = (
     ),
     Panel(
         title="What is left of the lease",
-        answers="Of each node, now; not above 0: it commits nothing and enters nothing.",
+        answers="Of each node, now; not above 0: it commits nothing and enters nothing. Embedded membership has none.",
         kind="timeseries",
         queries=(
             Query(
@@ -156,7 +156,7 @@ _NODES: Final = (
     ),
     Panel(
         title="Calls to etcd",
-        answers="Time that 95 of 100 stay below, by kind of call.",
+        answers="Time that 95 of 100 stay below, by kind of call; embedded membership makes none.",
         kind="timeseries",
         queries=(
             Query(
@@ -175,7 +175,8 @@ _NODES: Final = (
         kind="bargauge",
         queries=(
             Query(
-                expr=f"{risen_by('worker_restarts_total', by='reason')} > 0", legend="{{reason}}"
+                expr=f"sort_desc({risen_by('worker_restarts_total', by='reason')} > 0)",
+                legend="{{reason}}",
             ),
         ),
         unit="none",

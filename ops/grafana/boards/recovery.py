@@ -127,7 +127,7 @@ _WHERE: Final = (
         kind="bargauge",
         queries=(
             Query(
-                expr=f"({mean('change_stall_seconds', by='cause', window='$__range')}) > 0",
+                expr=f"sort_desc(({mean('change_stall_seconds', by='cause', window='$__range')}) > 0)",
                 legend="{{cause}}",
             ),
         ),
@@ -172,8 +172,8 @@ _COST: Final = (
         kind="bargauge",
         queries=(
             Query(
-                expr="(max by (cause) (increase("
-                f"{select('membership_changes_total', window='[$__range]')}))) > 0",
+                expr="sort_desc((max by (cause) (increase("
+                f"{select('membership_changes_total', window='[$__range]')}))) > 0)",
                 legend="{{cause}}",
             ),
         ),
@@ -187,10 +187,13 @@ _COST: Final = (
 _WHY: Final = (
     Panel(
         title="Why workers' time was lost",
-        answers="Worker-seconds of this range that were no progress, by what caused them.",
+        answers="Worker-seconds of this range that were no progress, by what caused them, the greatest first.",
         kind="bargauge",
         queries=(
-            Query(expr=f"{risen_by('badput_seconds_total', by='cause')} > 0", legend="{{cause}}"),
+            Query(
+                expr=f"sort_desc({risen_by('badput_seconds_total', by='cause')} > 0)",
+                legend="{{cause}}",
+            ),
         ),
         unit="s",
         base="orange",

@@ -17,6 +17,8 @@ _ABOVE: Final = 8
 _RIGHT: Final = 10
 _TICK_PX: Final = 34
 _TIME_TICK_PX: Final = 72
+_TIME_PX: Final = 56
+"""Width of the text of a moment."""
 _GAP_STEPS: Final = 1.5
 """Points further apart than this many steps are not joined."""
 
@@ -145,7 +147,8 @@ def _axes(panel: Panel, frame: Frame, marked: Sequence[float]) -> Iterator[str]:
     for at_s, text in numbers.time_ticks(frame.span.start_s, frame.span.end_s, count):
         x = frame.x(at_s)
         yield f'<path class="grid" d="M{x:.1f} {_ABOVE}V{bottom}"/>'
-        yield f'<text x="{x:.1f}" y="{frame.height - 6}" text-anchor="middle">{text}</text>'
+        middle = min(x, frame.width - _TIME_PX / 2)  # the last one stays whole
+        yield f'<text x="{middle:.1f}" y="{frame.height - 6}" text-anchor="middle">{text}</text>'
 
 
 def _pieces(line: Line, step_s: float) -> Iterator[list[Point]]:

@@ -34,8 +34,8 @@ box-sizing:border-box;padding:0 10px}
 h3{margin:0;font-size:13px;font-weight:600;line-height:32px;white-space:nowrap}
 svg{display:block}svg text{fill:#9a9aab;font-size:11px}.grid{stroke:#2b2e35;stroke-width:1}
 .mark{stroke-opacity:.85;stroke-width:1.3}
-.legend{height:26px;line-height:24px;overflow:hidden;font-size:12px;white-space:nowrap}
-.legend span{margin-right:14px}.legend i{display:inline-block;width:14px;height:4px;border-radius:2px;
+.legend{line-height:26px;overflow:hidden;font-size:12px}
+.legend span{margin-right:14px;white-space:nowrap;display:inline-block}.legend i{display:inline-block;width:14px;height:4px;border-radius:2px;
 margin:0 6px 3px 0}
 .stat{display:flex;justify-content:space-around}.cell{position:relative;text-align:center}
 .cell .name{color:#9a9aab;font-size:13px}.cell .value{font-weight:600;line-height:58px;white-space:nowrap}

@@ -1,5 +1,6 @@
 """Each kind of panel as HTML."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -19,6 +20,10 @@ TEXT: Final[Colour] = "text"
 _VALUE_PX: Final = 44
 _LETTER: Final = 0.7
 """Width of a letter over its size, in bold."""
+_SWATCH_PX: Final = 34
+_LEGEND_LETTER_PX: Final = 7
+_MOST_ROWS: Final = 3
+"""Of a legend."""
 _BAR_PX: Final = 44
 """Height of a bar, with its distance to the next, where there is room."""
 
@@ -38,7 +43,7 @@ def content(drawn: Drawn, width: int, height: int) -> str:
     inner = (width - 2 * PADDING_PX, height - TITLE_PX - PADDING_PX)
     if not any(answer.last is not None for answer in drawn.answers):
         why = next((q.may_be_empty for q in drawn.panel.queries if q.may_be_empty), "")
-        return f'<div class="none">no value{": " if why else ""}{escape(why)}</div>'
+        return f'<div class="none">no value: {escape(why or drawn.panel.answers)}</div>'
     match drawn.panel.kind:
         case "stat":
             return _stat(drawn, inner)
@@ -80,13 +85,15 @@ def _stat(drawn: Drawn, inner: tuple[int, int]) -> str:
 
 def _timeseries(drawn: Drawn, inner: tuple[int, int]) -> str:
     lines = chart.lines(drawn.panel, drawn.answers)
-    size = (inner[0], inner[1] - LEGEND_PX)
+    widths = (_SWATCH_PX + _LEGEND_LETTER_PX * len(line.name) for line in lines)
+    below = LEGEND_PX * min(_MOST_ROWS, math.ceil(sum(widths) / inner[0]))
+    size = (inner[0], inner[1] - below)
     svg = chart.draw(drawn.panel, lines, drawn.marks, drawn.span, size)
     names = "".join(
         f'<span><i style="background:{line.colour}"></i>{escape(line.name)}</span>'
         for line in lines
     )
-    return f'{svg}<div class="legend">{names}</div>'
+    return f'{svg}<div class="legend" style="height:{below}px">{names}</div>'
 
 
 def _bars(drawn: Drawn, height: int) -> str:
@@ -108,7 +115,7 @@ def _bars(drawn: Drawn, height: int) -> str:
 
 
 def _table(drawn: Drawn) -> str:
-    """A row for each job."""
+    """A row for each job, the worst first, as in Grafana."""
     panel = drawn.panel
     columns = list(zip(panel.queries, panel.columns, strict=True))
     rows: dict[str, dict[str, float]] = {}
@@ -118,7 +125,8 @@ def _table(drawn: Drawn) -> str:
             row[answer.query.legend] = answer.last
     head = "".join(f"<th>{escape(query.legend)}</th>" for query, _ in columns)
     body = []
-    for job, row in sorted(rows.items()):
+    first = panel.queries[0].legend
+    for job, row in sorted(rows.items(), key=lambda item: (-item[1].get(first, 0.0), item[0])):
         cells = [f"<td>{escape(job)}</td>"]
         for query, column in columns:
             value = row.get(query.legend)
