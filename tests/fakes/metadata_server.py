@@ -7,7 +7,7 @@ GCP holds an answer back until the value's ETag changes, Azure wants its events 
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -43,6 +43,8 @@ class Metadata:
     requests: list[tuple[str, str, int]] = field(default_factory=list)
     """(method, path with query, status) of each request."""
     approved: list[str] = field(default_factory=list)
+    at_approval: Callable[[], object] = lambda: None
+    """Called before an approval is answered."""
     status: int | None = None
     """In place of every answer."""
     flavor: str = "Google"
@@ -132,6 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not known.issuperset(ids):
             self._answer(400, "no such event")
             return
+        self.metadata.at_approval()
         self.metadata.approved += ids
         self._answer(200, "")
 

@@ -11,6 +11,7 @@ import pytest
 from rallypoint.daemon.cli import main
 from rallypoint.daemon.executors import proctable
 from rallypoint.daemon.executors.books import BooksFile
+from rallypoint.daemon.executors.processes import WorkerProcess
 from tests.fakes.metadata_server import ACTION, REBALANCE, azure_event, metadata_server
 from tests.fakes.supervised import Status, Supervised, pids, supervised
 
@@ -35,6 +36,11 @@ def counted(run: Supervised) -> dict[tuple[str, str], float]:
     assert books is not None
     found = [total for total in books.totals if total.name == "notices_total"]
     return {(total.labels["source"], total.labels["kind"]): total.value for total in found}
+
+
+def last_checkpoint(run: Supervised) -> int:
+    found: int = run.logged("checkpoint_committed")[-1]["iteration"]
+    return found
 
 
 def hangs(status: Status) -> bool:
@@ -135,7 +141,7 @@ def test_a_cloud_takes_the_machine_away(tmp_path: Path, name: str) -> None:
         supervised(tmp_path / "run", *cloud(name, services.url)) as run,
     ):
         run.wait_for_training(2)
-        metadata = services.metadata
+        metadata, left = services.metadata, list[tuple[list[WorkerProcess], int]]()
         match name:
             case "aws":
                 at = datetime.fromtimestamp(metadata.time(120.0), UTC).isoformat()
@@ -143,13 +149,17 @@ def test_a_cloud_takes_the_machine_away(tmp_path: Path, name: str) -> None:
             case "gcp":
                 metadata.set_gcp("preempted", "TRUE")
             case "azure":
-                metadata.set(azure=[azure_event("e-1")])
+                metadata.set(
+                    azure=[azure_event("e-1")],
+                    at_approval=lambda: left.append((run.workers(), last_checkpoint(run))),
+                )
         assert run.process.wait(60) == 75
         assert len(run.logged("notice_received")) == 1
         assert counted(run) == {(name, "leave"): 1}
-        committed = [line["iteration"] for line in run.logged("checkpoint_committed")]
-        assert committed[-1] == last_iteration(run)
+        assert last_checkpoint(run) == last_iteration(run)
         assert metadata.approved == (["e-1"] if name == "azure" else [])
+        drained: tuple[list[WorkerProcess], int] = ([], last_iteration(run))
+        assert left == ([drained] if name == "azure" else []), "approved once it has drained"
 
 
 def test_a_rebalance_recommendation_only_commits(tmp_path: Path) -> None:
