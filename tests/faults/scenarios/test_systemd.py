@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -330,6 +331,44 @@ def test_a_configuration_that_cannot_be_is_not_tried_again(machine: Machine) -> 
     assert service.show("NRestarts") == "0"
     assert service.show("ExecMainStatus") == "2"
     assert "seed" in service.log()
+
+
+def test_a_doctor_before_the_start_keeps_a_job_from_a_machine_that_cannot_run_it(
+    machine: Machine,
+) -> None:
+    """The drop-in of the install page; then what the doctor found is mended."""
+    (line,) = re.findall(
+        r"^ExecStartPre=.* doctor .*$", (FOLDER / "README.md").read_text(), re.MULTILINE
+    )
+    ill = f'{JOB}[node]\ninterface = "eth77"\n'
+    service = Service(machine, "ill", drop_in=f"{line}\nRestart=no\n", config=ill)
+    assert machine.try_run("systemctl", "start", service.unit).returncode != 0
+    assert service.show("Result") == "exit-code"
+    assert "node.interface = 'eth77' is not there" in service.log()
+    assert "remedy: set node.interface to one of them" in service.log()
+    assert list(service.seen.iterdir()) == [], "no supervisor has begun anything"
+    service.write("etc/rallypoint/ill.toml", JOB)
+    service.start()
+    assert "pass  disk:" in service.log()
+    service.stop()
+
+
+def test_a_user_for_the_time_of_the_job(machine: Machine) -> None:
+    drop_in = FOLDER / "rallypoint@.service.d/50-dynamic-user.conf.example"
+    service = Service(machine, "guest", drop_in=drop_in.read_text())
+    service.start()
+    user = machine.run("ps", "-o", "uid=", "-p", str(service.main_pid)).strip()
+    assert 61184 <= int(user) <= 65519, "the range of users that systemd makes"
+    groups = (
+        machine.run("cat", f"/proc/{service.main_pid}/status")
+        .partition("Groups:")[2]
+        .split("\n")[0]
+    )
+    wanted = {machine.run("getent", "group", name).split(":")[2] for name in ("video", "render")}
+    assert wanted <= set(groups.split())
+    pids = service.pids()
+    service.stop()
+    assert not service.alive(pids)
 
 
 def test_two_machines_train_one_job_and_one_of_them_stops(
