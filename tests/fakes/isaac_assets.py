@@ -122,6 +122,8 @@ def _plane(path: Path) -> None:
 
 
 def _cartpole(path: Path) -> None:
+    """Sizes, masses and joints of Isaac Lab's own, of which newton's
+    ``examples/assets/cartpole_single_pendulum.usda`` is a copy (its default prim does not exist)."""
     robot = _Robot(path)
     half = 2**-0.5  # the rail lies along y of the world: a quarter turn about z
     quarter = robot.gf.Quatf(half, 0, 0, half)
