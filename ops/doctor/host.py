@@ -17,6 +17,7 @@ _LEAST_FILES: Final = 1024
 _GOOD_FILES: Final = 4096
 _LEAST_SHM_BYTES: Final = 256 * 2**20
 _SHM: Final = Path("/dev/shm")  # noqa: S108 - its room is looked at, nothing is put there
+_FABRIC: Final = Path("/sys/class/infiniband")
 _TIMEX_BYTES: Final = 512
 """More than ``struct timex`` has on any Linux; only its first word, ``modes`` = 0, is set."""
 _TIME_ERROR: Final = 5
@@ -85,8 +86,8 @@ def limits(patient: Patient) -> Iterator[Finding]:
         warn=not endless and files < _GOOD_FILES,
         remedy=f"raise it to {_GOOD_FILES} (ulimit -n, or LimitNOFILE= of the unit)",
     )
-    fabric = Path("/sys/class/infiniband")
-    if patient.config.node.devices is not None and fabric.is_dir() and any(fabric.iterdir()):
+    fabric = patient.config.node.devices is not None and _FABRIC.is_dir()
+    if fabric and any(_FABRIC.iterdir()):
         locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         unlimited = locked == resource.RLIM_INFINITY
         yield graded(

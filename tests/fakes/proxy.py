@@ -13,6 +13,8 @@ class Proxy:
         self.host, _, port = target.rpartition(":")
         self.port = int(port)
         self.endpoint = ""
+        self.delay_s = 0.0
+        """By how much each answer is late."""
         self.lose_answers = False
         """The next answer is swallowed, and its connection cut."""
         self.lost = asyncio.Event()
@@ -42,6 +44,7 @@ class Proxy:
                     self.lose_answers = False
                     self.lost.set()
                     return
+                await asyncio.sleep(self.delay_s if answers else 0.0)
                 sink.write(data)
                 await sink.drain()
 
