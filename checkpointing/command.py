@@ -249,7 +249,7 @@ def _copy(args: argparse.Namespace) -> int:
     theirs = args.target_credentials_file
     if theirs is None and _scheme(args.target) == _scheme(args.url):
         theirs = args.credentials_file
-    target = CheckpointStore(args.target, credentials_file=theirs)
+    target = CheckpointStore(_place(args.target), credentials_file=theirs)
     done: list[CheckpointInfo] = []
     problems: list[str] = []
     wanted = infos if args.all else infos[:]
@@ -268,6 +268,13 @@ def _copy(args: argparse.Namespace) -> int:
     else:
         print("\n".join(f"copied and verified {info.path}" for info in done))
     return 0 if done and not problems else 1
+
+
+def _place(target: str) -> str:
+    """Where checkpoints go: of a run's directory the one in it that has them."""
+    storage = open_storage(target)
+    is_run = isinstance(storage, LocalStorage) and Path(storage.root, "state.json").exists()
+    return f"{storage.root}/checkpoints" if is_run else target
 
 
 def _scheme(url: str) -> str:

@@ -9,6 +9,7 @@ import contextlib
 import importlib.util
 import io
 import itertools
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,6 +30,10 @@ another take half as long again (100 MB to an S3 server on the same machine)."""
 
 PACKAGES: Final[Mapping[str, str]] = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
 """URL scheme, which is also the name of the extra -> package of its fsspec backend."""
+
+for _package in PACKAGES.values():
+    # They log what they also raise, with a traceback: without a handler it would be printed.
+    logging.getLogger(_package).addHandler(logging.NullHandler())
 
 _NOT_PERMITTED: Final = frozenset(
     {

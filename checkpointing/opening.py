@@ -8,6 +8,7 @@ from rallypoint.checkpointing.credentials import Credentials
 from rallypoint.checkpointing.errors import UnsupportedUrl
 from rallypoint.checkpointing.objects import PACKAGES, FsspecStorage
 from rallypoint.checkpointing.storage import LocalStorage, Storage
+from rallypoint.daemon.shared.rundir import half_a_url, looks_like_url
 
 _URL: Final = re.compile(r"([^/:]+)://(.*)", re.DOTALL)
 _USER: Final = re.compile(r"[^/]*@")
@@ -19,6 +20,8 @@ def open_storage(url: str, credentials_file: str | None = None) -> Storage:
 
     Raises `UnsupportedUrl`, a `ConfigError`, for any other one, and where a package is missing."""
     match = _URL.fullmatch(url)
+    if looks_like_url(url):
+        raise UnsupportedUrl(half_a_url(url))
     if match is None and url and "://" not in url:
         return LocalStorage(Path(url))
     if match and match[1] == "file" and match[2].startswith("/"):

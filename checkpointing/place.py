@@ -5,8 +5,13 @@ import sys
 
 import msgspec
 
-from rallypoint.checkpointing.errors import NoContainer, UnsupportedUrl
-from rallypoint.checkpointing.manifest import MANIFEST_FILE, parse_directory_name
+from rallypoint.checkpointing.errors import CheckpointError, NoContainer, UnsupportedUrl
+from rallypoint.checkpointing.manifest import (
+    MANIFEST_FILE,
+    MAX_MANIFEST_BYTES,
+    decode,
+    parse_directory_name,
+)
 from rallypoint.checkpointing.opening import open_storage
 from rallypoint.checkpointing.probe import refuses_second_create
 from rallypoint.checkpointing.storage import Storage
@@ -24,12 +29,24 @@ def survey(storage: Storage) -> Survey:
         return Survey(verdict="unreachable", words=f"{storage.root}: {error}")
     numbers = {name: parsed for name in listed if (parsed := parse_directory_name(name))}
     committed = [(n[1], n[0], name) for name, n in numbers.items() if MANIFEST_FILE in listed[name]]
+    newest = max(committed)[2] if committed else None
     return Survey(
         verdict="unconditional" if words else "good",
         words=words,
-        holds=f"{storage.root}/{max(committed)[2]}" if committed else None,
+        holds=None if newest is None else f"{storage.root}/{newest}",
+        job=None if newest is None else _job_of(storage, newest),
         generation=max((generation for _, generation, _ in numbers.values()), default=0),
     )
+
+
+def _job_of(storage: Storage, directory: str) -> str | None:
+    """The job of a checkpoint; None where its manifest cannot be read: workers will say why."""
+    try:
+        with storage.open(directory, MANIFEST_FILE) as file:
+            data = file.read(MAX_MANIFEST_BYTES + 1) or b""
+        return decode(data, f"{storage.root}/{directory}").job
+    except (OSError, CheckpointError):
+        return None
 
 
 def main(url: str, credentials_file: str | None = None) -> Survey:

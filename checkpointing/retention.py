@@ -90,7 +90,7 @@ class Pruner:
         kept, and what writers left behind that is older than the newest that verifies."""
         kept: list[Found] = []
         others: list[Found] = []
-        for found in self._committed:
+        for found in self._of_one_job():
             if len(kept) == self._retention.last:
                 others.append(found)
             elif self._is_verified(found) if not kept else self._is_intact(found):
@@ -100,6 +100,27 @@ class Pruner:
         wanted = self._every(kept, others) | self._best()
         leftovers = [f for f in self._leftovers if f.info.order < kept[0].info.order]
         return [f for f in others if f.info.path not in wanted] + leftovers
+
+    def _of_one_job(self) -> list[Found]:
+        """Without what somebody copied here from another job: it is not ours to keep or to remove."""
+        jobs = {f.info.path: self._job(f) for f in self._committed}
+        if self._verified is not None and (ours := jobs.get(self._verified.path)) is not None:
+            return [f for f in self._committed if jobs[f.info.path] in (ours, None)]
+        known = sorted({job for job in jobs.values() if job is not None})
+        if len(known) > 1:
+            raise CheckpointError(
+                f"{self._storage.root} holds checkpoints of several jobs ({', '.join(known)}): nothing is "
+                "removed before those of all but one are moved away"
+            )
+        return self._committed
+
+    def _job(self, found: Found) -> str | None:
+        """None where its manifest does not tell."""
+        try:
+            manifest = self._manifest(found)
+        except CheckpointError:
+            return None
+        return None if manifest is None else manifest.job
 
     def remove(self, doomed: Sequence[Found]) -> Pruned:
         """Remove them, and go on after a failure."""

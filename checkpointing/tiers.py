@@ -22,9 +22,9 @@ class Newest:
     and readable later."""
 
 
-def newest(stores: Iterable[CheckpointStore]) -> Newest:
-    """The newest checkpoint that verifies, by (generation, iteration); of the same one in two stores,
-    that of the earlier store."""
+def newest(stores: Iterable[CheckpointStore], job: str) -> Newest:
+    """The newest checkpoint of this job that verifies, by (generation, iteration); of the same one in two
+    stores, that of the earlier store."""
     found: list[tuple[CheckpointInfo, CheckpointStore]] = []
     unreadable: list[str] = []
     for store in stores:
@@ -36,6 +36,10 @@ def newest(stores: Iterable[CheckpointStore]) -> Newest:
     for info, store in sorted(found, key=lambda pair: pair[0].order, reverse=True):
         try:
             loaded = store.load(info)
+            if loaded.manifest.job != job:
+                raise DamagedCheckpoint(
+                    f"{info.path}: is of job {loaded.manifest.job!r}, not of {job!r}"
+                )
         except DamagedCheckpoint as error:
             skipped.append(str(error))
         except CheckpointError as error:

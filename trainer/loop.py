@@ -1,8 +1,10 @@
 """The training loop of a worker: iterations in whatever generation it is, until it leaves."""
 
 import contextlib
+import itertools
 import time
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,9 @@ from rallypoint.trainer.errors import (
 from rallypoint.trainer.ppo import PpoLearner
 from rallypoint.trainer.regrow import Regrow
 from rallypoint.trainer.rollout import Rollout, join
+
+_PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0)
+"""Between attempts to commit a restored state; the last one repeats."""
 
 
 class TrainingLoop:
@@ -88,16 +93,19 @@ class TrainingLoop:
         if plan.commit_first and formation.rank == 0:
             self._session.await_formed_mark()
             self._session.hit("first_commit")
+            self._commit_first()
+        self._opened = plan.generation
+
+    def _commit_first(self) -> None:
+        """Commit the restored state; nothing is trained before that. A store that refuses is asked again
+        and again in this generation: another one would meet the same refusal."""
+        for pause_s in itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1])):
             self._session.ledger.switch("checkpoint")
             self._session.set_phase("checkpoint")
             with self._session.presence.alive():
-                saved = self._checkpoints.save_now()
-            if not saved:
-                raise GroupBroken(
-                    f"generation {plan.generation} could not commit the state it restored; "
-                    "nothing is trained before it has"
-                )
-        self._opened = plan.generation
+                if self._checkpoints.save_now():
+                    return
+            self._session.rest(pause_s)
 
     def _fetch(self, formation: Formation) -> None:
         """Have the rows of our envs on this node, before anything else of a generation of several."""

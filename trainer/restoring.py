@@ -49,7 +49,7 @@ class Restorer:
         """(generation, iteration) of the newest checkpoint that verifies, as far as can be read now: what
         cannot be is said. Raises `CheckpointMismatch`, with what differs, when it does not fit this
         job: no worker begins then."""
-        found = tiers.newest(self._stores)
+        found = tiers.newest(self._stores, self._config.job.name)
         for problem in found.unreadable:
             self._session.link.send(
                 messages.CheckpointFailed(
@@ -71,7 +71,7 @@ class Restorer:
     def _newest_for_a_restore(self) -> tiers.Newest:
         """Raises `GroupBroken`, which forms anew, as long as a store cannot be read: it may hold the newest
         one. Without any that can be read for ever, else for our patience."""
-        found = tiers.newest(self._stores)
+        found = tiers.newest(self._stores, self._config.job.name)
         if not found.unreadable:
             self._waits_since_s = None
             return found

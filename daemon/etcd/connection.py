@@ -8,6 +8,7 @@ after one try, long before the ping of its channel fails.
 import asyncio
 import itertools
 import re
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -371,7 +372,24 @@ def _credentials(access: Access) -> grpc.ChannelCredentials | None:
         return None
     files = (access.ca_file, access.key_file, access.cert_file)
     authority, key, certificate = (None if file is None else _read(file) for file in files)
+    _require_pem(access)
     return grpc.ssl_channel_credentials(authority, key, certificate)
+
+
+def _require_pem(access: Access) -> None:
+    """grpc takes any bytes, and then says of every connection that it failed."""
+    try:
+        context = ssl.create_default_context(cafile=access.ca_file)
+    except ssl.SSLError as error:
+        raise ConfigError(f"{access.ca_file}: no PEM certificate: {error}") from error
+    if access.cert_file is not None:
+        try:
+            context.load_cert_chain(access.cert_file, access.key_file, password="")
+        except ssl.SSLError as error:
+            raise ConfigError(
+                f"{access.cert_file} and {access.key_file}: no PEM certificate and its key, unencrypted: "
+                f"{error}"
+            ) from error
 
 
 def _read(path: Path) -> bytes:

@@ -82,7 +82,8 @@ def open_state(
     at a checkpoint URL.
 
     Raises `ConfigError` when ``fresh`` is asked for and the directory holds the job already, when
-    the file is damaged, and when it belongs to another job or to values that workers must share.
+    the file is damaged, and when it, or what is at the checkpoints' place, belongs to another job or to
+    values that workers must share.
     """
     if fresh:
         _refuse_existing(rundir, config, survey)
@@ -97,6 +98,7 @@ def open_state(
         )
     else:
         _refuse_other_job(rundir, config, state)
+    _refuse_foreign_checkpoints(rundir, config, survey)
     if begins(rundir, config, state):
         source = config.job.warm_start or state.job.warm_start
         state = msgspec.structs.replace(
@@ -266,6 +268,30 @@ def _refuse_existing(rundir: RunDir, config: Config, survey: Survey | None) -> N
         raise ConfigError(
             f"--fresh: {rundir.path} already holds job {config.job.name!r} ({held[0]} exists); leave "
             "out --fresh to resume it, or give another --dir and checkpoint.url"
+        )
+
+
+class _Owner(msgspec.Struct):
+    """The one thing of a manifest that matters here."""
+
+    job: str
+
+
+def _refuse_foreign_checkpoints(rundir: RunDir, config: Config, survey: Survey | None) -> None:
+    """One place, one job: what is of another one would neither be restored nor let ours be committed."""
+    owners = {} if survey is None or survey.job is None else {str(survey.holds): survey.job}
+    for path in _manifests(rundir, config):
+        try:
+            owners[str(path.parent)] = msgspec.json.decode(path.read_bytes(), type=_Owner).job
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            continue  # damaged: whoever restores says so
+    foreign = {path: job for path, job in owners.items() if job != config.job.name}
+    if foreign:
+        path, job = next(iter(foreign.items()))
+        raise ConfigError(
+            f"{path} is a checkpoint of job {job!r}, not of job.name = {config.job.name!r}; give every "
+            f"job its own checkpoint.url and --dir, or move it away. To begin with its policy: "
+            f"--warm-start {path}"
         )
 
 

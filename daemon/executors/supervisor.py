@@ -32,6 +32,7 @@ from rallypoint.daemon.core.nodestate import NodeState
 from rallypoint.daemon.core.records import JobRecord
 from rallypoint.daemon.errors import StoreError
 from rallypoint.daemon.executors import adoption, logs, persist, policies, processes, status
+from rallypoint.daemon.executors.addresses import require_addresses
 from rallypoint.daemon.executors.admin import AdminServer
 from rallypoint.daemon.executors.books import BooksFile
 from rallypoint.daemon.executors.checkpointplace import log_survey, require_checkpoint_place
@@ -92,6 +93,7 @@ class Supervisor:
     ) -> None:
         self.config, self.rundir = config, rundir
         versions = policies.installed_versions()
+        require_addresses(config.node)
         self._place = require_checkpoint_place(rundir, config)
         self._drawing = Drawing(config, rundir)
         self._state = persist.open_state(rundir, config, versions, self._place, fresh=fresh)

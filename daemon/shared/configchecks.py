@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 from rallypoint.daemon.shared import envbackends
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.errors import ConfigError
+from rallypoint.daemon.shared.rundir import half_a_url, looks_like_url
 
 
 def check(config: Config) -> None:
@@ -85,6 +86,13 @@ def _check_backup(config: Config) -> None:
 
 def _check_tiers(config: Config) -> None:
     section = config.checkpoint
+    if section.url is not None and looks_like_url(section.url):
+        raise ConfigError(f"checkpoint.url = {half_a_url(section.url)}")
+    if section.url == "":
+        raise ConfigError(
+            "checkpoint.url is empty; give a directory or a URL, or leave it out: checkpoints are in the "
+            "run's directory then"
+        )
     if section.local_every_iterations is not None and section.url is None:
         raise ConfigError(
             f"checkpoint.local_every_iterations = {section.local_every_iterations} is beside a "

@@ -1,10 +1,14 @@
 """Where everything of a run lies: one directory, known to the supervisor, workers and commands."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.plan import WorkerKey
+
+_HALF_A_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/(?!/)")
 
 
 @dataclass(frozen=True)
@@ -120,3 +124,17 @@ class RunDir:
 def is_remote(url: str) -> bool:
     """Whether checkpoints there are reached by a backend: not a path, nor a ``file://`` URL of one."""
     return "://" in url and not url.startswith("file:///")
+
+
+def looks_like_url(path: str) -> bool:
+    """Whether a path is a URL whose second slash was forgotten: nobody wants a directory ``s3:``."""
+    return _HALF_A_URL.match(path) is not None
+
+
+def half_a_url(path: str) -> str:
+    """What to say of one."""
+    scheme = path.partition(":")[0]
+    return (
+        f"{scheme}:/… is neither a path nor a URL: a URL begins with {scheme}://; a directory of that name "
+        f"is ./{scheme}:"
+    )

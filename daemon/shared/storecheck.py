@@ -34,7 +34,7 @@ def check(config: Config) -> None:
             "it is the same on every node"
         )
     for endpoint in section.endpoints:
-        if not _ENDPOINT.fullmatch(endpoint):
+        if not _ENDPOINT.fullmatch(endpoint) or not 0 < int(endpoint.rpartition(":")[2]) < 65536:
             raise ConfigError(
                 f"membership.endpoints: {endpoint!r} must be host:port or [IPv6 address]:port, without "
                 "http://; TLS is used when membership.ca_file is set"

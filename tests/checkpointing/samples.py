@@ -1,7 +1,9 @@
 """States, metadata and storages for the tests of checkpointing."""
 
 import errno
+import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -52,6 +54,14 @@ def commit(store: CheckpointStore, iteration: int, generation: int = 1) -> Check
     """Save `state` of ``iteration``."""
     tensors = state(iteration)
     return store.save(tensors, scopes(tensors), meta(iteration, generation), may_commit=allowed)
+
+
+def commit_of_another_job(root: Path, base: Path) -> CheckpointInfo:
+    """A checkpoint of job ``crawl``, newer than any of ``walk``, that somebody copied below ``root``."""
+    tensors, about = state(99), meta(99, 50, "crawl")
+    made = CheckpointStore(str(base)).save(tensors, scopes(tensors), about, may_commit=allowed)
+    copied = shutil.copytree(made.path, root / made.directory)
+    return replace(made, path=str(copied))
 
 
 def newest(store: CheckpointStore) -> LoadedCheckpoint:

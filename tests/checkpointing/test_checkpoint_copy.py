@@ -139,3 +139,16 @@ def test_inspect_shows_what_is_in_one(
     assert "DAMAGED" in said
     with pytest.raises(CheckpointError, match="no committed checkpoint; give"):
         run("inspect", str(tmp_path / "nowhere"))
+
+
+def test_a_copy_to_a_run_goes_to_its_checkpoints(
+    infos: list[CheckpointInfo], tmp_path: Path
+) -> None:
+    """Beside them it would hide them."""
+    run_directory = tmp_path / "run"
+    commit(CheckpointStore(str(run_directory / "checkpoints")), 1)
+    (run_directory / "state.json").write_text("{}")
+    assert run("copy", infos[2].path, str(run_directory)) == 0
+    held = CheckpointStore(str(run_directory / "checkpoints")).list()
+    assert [info.iteration for info in held] == [10, 1]
+    assert not list(run_directory.glob("iteration-*"))

@@ -20,7 +20,7 @@ from rallypoint.checkpointing.manifest import (
 )
 from rallypoint.checkpointing.storage import LocalStorage, ReadableFile
 from rallypoint.checkpointing.store import CheckpointStore, Retention
-from tests.checkpointing.samples import allowed, meta, newest, scopes, state
+from tests.checkpointing.samples import allowed, commit_of_another_job, meta, newest, scopes, state
 from tests.checkpointing.test_checkpoint_command import run
 
 
@@ -247,3 +247,16 @@ def test_the_commands(
     assert iterations(store.list()) == [50, 100]
     with pytest.raises(CheckpointError, match="last = 0 must be at least 1"):
         run("prune", str(tmp_path), "--keep-last", "0")
+
+
+def test_what_another_job_left_there_neither_counts_nor_goes(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    store = CheckpointStore(str(root))
+    commit(store, 10)
+    verified = commit(store, 20)
+    stranger = commit_of_another_job(root, tmp_path / "crawl")
+    with pytest.raises(CheckpointError, match=r"several jobs \(crawl, walk\): nothing is removed"):
+        store.prune(1)
+    pruned = store.prune(1, verified=verified)
+    assert len(pruned.removed) == 1
+    assert {info.path for info in store.list()} == {verified.path, stranger.path}

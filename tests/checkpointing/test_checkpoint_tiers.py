@@ -9,7 +9,7 @@ from rallypoint.checkpointing.manifest import STATE_FILE, CheckpointInfo
 from rallypoint.checkpointing.storage import LocalStorage, ReadableFile
 from rallypoint.checkpointing.store import CheckpointStore
 from rallypoint.checkpointing.tiers import newest
-from tests.checkpointing.samples import assert_state, commit
+from tests.checkpointing.samples import assert_state, commit, commit_of_another_job
 
 
 class Away(LocalStorage):
@@ -56,25 +56,25 @@ def flip(info: CheckpointInfo) -> None:
 
 def test_the_newest_of_all_stores_by_generation_and_iteration(stores: Stores) -> None:
     remote, local = stores
-    found = newest(stores)
+    found = newest(stores, "walk")
     assert found.loaded is not None
     assert_state(found.loaded, 2)
     assert (found.skipped, found.unreadable) == ((), ())
     flip(local.list()[0])
-    found = newest(stores)
+    found = newest(stores, "walk")
     assert found.loaded is not None
     assert_state(found.loaded, 6)
     assert len(found.skipped) == 1
     assert found.unreadable == (), "what is damaged does not get better"
     flip(local.list()[1])
-    found = newest(stores)
+    found = newest(stores, "walk")
     assert found.loaded is not None
     assert found.loaded.info == remote.list()[0]
 
 
 def test_a_store_that_cannot_be_listed_is_said(stores: Stores, remote: Away) -> None:
     remote.lists = False
-    found = newest(stores)
+    found = newest(stores, "walk")
     assert found.loaded is not None
     assert_state(found.loaded, 2)
     assert found.unreadable == found.skipped
@@ -84,17 +84,28 @@ def test_a_store_that_cannot_be_listed_is_said(stores: Stores, remote: Away) -> 
 def test_a_newer_one_that_cannot_be_read_now_is_said(stores: Stores, remote: Away) -> None:
     commit(stores[0], 9, generation=3)
     remote.reads = False
-    found = newest(stores)
+    found = newest(stores, "walk")
     assert found.loaded is not None
     assert_state(found.loaded, 2)
     assert len(found.unreadable) == 1
     assert "Slow down" in found.unreadable[0]
     remote.reads = True
-    found = newest(stores)
+    found = newest(stores, "walk")
     assert found.loaded is not None
     assert_state(found.loaded, 9)
     assert found.unreadable == ()
 
 
 def test_nothing_anywhere_is_nothing(tmp_path: Path) -> None:
-    assert newest([CheckpointStore(str(tmp_path))]).loaded is None
+    assert newest([CheckpointStore(str(tmp_path))], "walk").loaded is None
+
+
+def test_what_another_job_left_there_is_not_restored(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    commit(CheckpointStore(str(root)), 4)
+    stranger = commit_of_another_job(root, tmp_path / "crawl")
+    found = newest([CheckpointStore(str(root))], "walk")
+    assert found.loaded is not None
+    assert_state(found.loaded, 4)
+    assert found.skipped == (f"{stranger.path}: is of job 'crawl', not of 'walk'",)
+    assert found.unreadable == ()

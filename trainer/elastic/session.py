@@ -26,7 +26,7 @@ from rallypoint.trainer.elastic.packet import (
     unpack,
 )
 from rallypoint.trainer.elastic.state import CommitRecord
-from rallypoint.trainer.errors import GroupBroken, StateMismatch
+from rallypoint.trainer.errors import GroupBroken, Left, StateMismatch
 
 
 class ElasticSession(Generations[R]):
@@ -147,6 +147,23 @@ class ElasticSession(Generations[R]):
             self._wait(lambda: orders.formed >= generation or self.newest_generation() > generation)
         if orders.formed != generation:
             raise GroupBroken(f"generation {generation} is superseded before it was marked formed")
+
+    def rest(self, seconds: float) -> None:
+        """Wait before something is tried again in the present generation, at its first safe point. Raises
+        `GroupBroken` when it is superseded meanwhile, `Left` when this worker is told to stop."""
+        generation, orders = self._require_formation().plan.generation, self.link.orders
+        until_s = time.monotonic() + seconds
+        self._wait(
+            lambda: (
+                self.newest_generation() > generation
+                or orders.stop_reason is not None
+                or time.monotonic() >= until_s
+            )
+        )
+        if orders.stop_reason is not None:
+            raise Left("stopped")
+        if self.newest_generation() > generation:
+            raise GroupBroken(f"generation {generation} is superseded before its first commit")
 
     # --- collectives, as the algorithm sees them -------------------------------------------------------
 

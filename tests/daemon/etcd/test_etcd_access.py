@@ -203,6 +203,24 @@ def test_tls_that_does_not_match_is_said(
     run(scenario())
 
 
+def test_files_that_are_no_certificates_are_refused_at_once(
+    certificates: Path, tmp_path: Path
+) -> None:
+    """grpc would say of each connection that it failed, for ever."""
+    ca, cert, key = (certificates / name for name in ("ca.crt", "client.crt", "client.key"))
+    text = tmp_path / "no.pem"
+    text.write_text("[job]\n")
+    right = Access(("127.0.0.1:1",), ca_file=ca, cert_file=cert, key_file=key)
+    for wrong, words in (
+        (replace(right, ca_file=text), "no.pem: no PEM certificate"),
+        (replace(right, cert_file=text), "no PEM certificate and its key"),
+        (replace(right, key_file=certificates / "server.key"), "KEY_VALUES_MISMATCH"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            EtcdStore(wrong, detect_s=5.0)
+    asyncio.run(EtcdStore(right, detect_s=5.0).close())
+
+
 def test_an_ipv6_endpoint(tmp_path: Path) -> None:
     async def scenario(servers: EtcdCluster) -> None:
         assert servers.endpoints[0].startswith("[::1]:")

@@ -229,3 +229,22 @@ def test_what_a_url_holds_counts_like_what_lies_here(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--fresh: .*s3://b/x/iteration-7 exists"):
         opened(tmp_path, fresh=True, survey=held)
     assert opened(tmp_path, survey=held).state.generation == 12
+
+
+def test_checkpoints_of_another_job_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    one = tmp_path / "checkpoints" / "iteration-1"
+    one.mkdir(parents=True)
+    (one / "manifest.json").write_text('{"job": "walk", "iteration": 1}')
+    (tmp_path / "checkpoints" / "damaged").mkdir()
+    (tmp_path / "checkpoints" / "damaged" / "manifest.json").write_bytes(b"\xff")
+    with pytest.raises(
+        ConfigError, match=rf"{one} is a checkpoint of job 'walk', not of job\.name"
+    ):
+        opened(tmp_path)
+    assert not RunDir(tmp_path).state.exists()
+    opened(tmp_path, "job.name=walk")
+    there = Survey(verdict="good", holds="s3://bucket/x/iteration-1", job="crawl")
+    with pytest.raises(
+        ConfigError, match=r"s3://bucket/x/iteration-1 is a checkpoint of job 'crawl'"
+    ):
+        opened(tmp_path, "job.name=walk", survey=there)

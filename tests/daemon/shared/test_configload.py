@@ -305,3 +305,12 @@ def test_keys_of_a_store_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(part)):
         load(command_line=assigned(*assignments))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [("checkpoint.url=s3:/bucket/x", "neither a path nor a URL"), ("checkpoint.url=", "is empty")],
+)
+def test_a_place_of_checkpoints_that_is_a_slip_is_refused(given: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"checkpoint\.url .*{words}"):
+        load(command_line=[parse_assignment(given)])

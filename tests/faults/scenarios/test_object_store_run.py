@@ -172,3 +172,42 @@ def test_a_store_that_goes_away_stops_nobody_and_a_restore_waits_for_it(
         finally:
             left = job.end_all()
         assert left == []
+
+
+def test_a_restored_state_that_cannot_be_committed_is_tried_again_in_its_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is read, and refuses to be written: nothing is trained, and no generation comes and goes."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with s3_store(tmp_path) as server, http_proxy(server.endpoint) as proxy:
+        for name, value in {**server.environment(), "AWS_ENDPOINT_URL": proxy.endpoint}.items():
+            monkeypatch.setenv(name, value)
+        job = FaultJob(
+            tmp_path / "run",
+            *("--workers", "2", "--set", "node.stop_grace_s=5.0"),
+            *("--set", f"checkpoint.url={server.place()}"),
+        )
+
+        def lose_all() -> tuple[int, Status]:
+            before = job.wait_for(has_checkpoint, "a checkpoint")
+            failed = len(job.logged("checkpoint_failed"))
+            proxy.decide = lambda method, path: "refuse" if method == "PUT" else "pass"
+            job.kill(before, 0, 1)
+            job.wait_until(
+                lambda: len(job.logged("checkpoint_failed")) >= failed + 4, lambda: "four attempts"
+            )
+            return before["generation"], job.status()
+
+        try:
+            job.settle(2)
+            generation, waits = lose_all()
+            assert waits["iteration"] <= waits["checkpoint"]["iteration"], "nothing is trained"
+            assert waits["generation"] <= generation + 3, "they would meet the same refusal"
+            proxy.decide = lambda method, path: "pass"
+            after = job.settle(2)
+            assert after["generation"] == waits["generation"]
+            lose_all()
+            assert job.end() == 0, "it can be stopped meanwhile"
+        finally:
+            left = job.end_all()
+        assert left == []
