@@ -287,11 +287,11 @@ def _refuse_foreign_checkpoints(rundir: RunDir, config: Config, survey: Survey |
             continue  # damaged: whoever restores says so
     foreign = {path: job for path, job in owners.items() if job != config.job.name}
     if foreign:
-        path, job = next(iter(foreign.items()))
+        where, job = next(iter(foreign.items()))
         raise ConfigError(
-            f"{path} is a checkpoint of job {job!r}, not of job.name = {config.job.name!r}; give every "
+            f"{where} is a checkpoint of job {job!r}, not of job.name = {config.job.name!r}; give every "
             f"job its own checkpoint.url and --dir, or move it away. To begin with its policy: "
-            f"--warm-start {path}"
+            f"--warm-start {where}"
         )
 
 
