@@ -42,7 +42,7 @@ class AdminClient:
         except OSError as error:
             raise self._gone(error) from error
         if answer is None:
-            raise self._gone("it closed the connection")
+            raise self._gone(None)
         if "error" in answer:
             raise ProtocolError(f"the supervisor in {self._directory} refused: {answer['error']}")
         return answer
@@ -63,8 +63,13 @@ class AdminClient:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _gone(self, why: object) -> NoSupervisorError:
-        return NoSupervisorError(f"the supervisor in {self._directory} does not answer: {why}")
+    def _gone(self, error: OSError | None) -> NoSupervisorError:
+        """``error``: of a connection that was not closed in order."""
+        if isinstance(error, TimeoutError):
+            text = f"did not answer within {ANSWER_TIMEOUT_S:g} s; look at its log and at the load there"
+        else:
+            text = "has ended meanwhile; its log says why, and `rallypoint run` goes on from there"
+        return NoSupervisorError(f"the supervisor in {self._directory} {text}")
 
     def __enter__(self) -> Self:
         return self

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from rallypoint.daemon.commands import client
 from rallypoint.daemon.commands.client import AdminClient, NoSupervisorError
 from rallypoint.daemon.executors.admin import MAX_LINE_BYTES, AdminServer
+from rallypoint.daemon.shared import unixsocket
 from rallypoint.daemon.shared.errors import ProtocolError
 from rallypoint.daemon.shared.rundir import RunDir
 
@@ -129,3 +131,16 @@ def test_an_endless_line_is_dropped(tmp_path: Path) -> None:
 def test_nobody_there_is_said_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(NoSupervisorError, match=r"no supervisor answers in .*rallypoint run"):
         AdminClient(tmp_path)
+
+
+def test_a_supervisor_that_hangs_is_said_with_where_to_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel takes the connection, and nobody reads."""
+    monkeypatch.setattr(client, "ANSWER_TIMEOUT_S", 0.1)
+    with (
+        unixsocket.listen(RunDir(tmp_path).admin_socket),
+        AdminClient(tmp_path) as asking,
+        pytest.raises(NoSupervisorError, match=r"did not answer within 0\.1 s; look at its log"),
+    ):
+        asking.ask(command="status")

@@ -61,6 +61,22 @@ def test_a_reader_that_goes_away_stops_nothing() -> None:
     structlog.get_logger("test").error("nobody reads this")
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_gets_colours_and_anything_else_json(terminal: bool) -> None:
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    stream = Stream()
+    logs.configure(LogSection(), lambda _: {"job": "walk"}, stream)
+    structlog.get_logger("test").info("worker_started", pid=3)
+    (line,) = stream.getvalue().splitlines()
+    if terminal:
+        assert "\x1b[" in line
+    else:
+        assert json.loads(line)["event"] == "worker_started"
+
+
 def test_console_lines_are_text() -> None:
     stream = io.StringIO()
     logs.configure(LogSection(format="console"), lambda _: {}, stream)
