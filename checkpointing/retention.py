@@ -76,8 +76,11 @@ class Pruner:
         found: Sequence[Found],
         retention: Retention,
         verified: CheckpointInfo | None,
+        job: str | None,
     ) -> None:
-        """``found`` is newest first; ``verified`` has just been verified by the caller."""
+        """``found`` is newest first; ``verified`` has just been verified by the caller. ``job``: whose
+        they are; None: all of them are one's."""
+        self._job = job
         self._storage = storage
         self._committed = [f for f in found if f.committed]
         self._leftovers = [f for f in found if not f.committed]
@@ -90,10 +93,12 @@ class Pruner:
         kept, and what writers left behind that is older than the newest that verifies."""
         kept: list[Found] = []
         others: list[Found] = []
-        for found in self._of_one_job():
+        for found in self._committed:
             if len(kept) == self._retention.last:
                 others.append(found)
-            elif self._is_verified(found) if not kept else self._is_intact(found):
+            elif not self._is_foreign(found) and (
+                self._is_intact(found) if kept else self._is_verified(found)
+            ):
                 kept.append(found)
         if not kept:
             return []
@@ -101,46 +106,55 @@ class Pruner:
         leftovers = [f for f in self._leftovers if f.info.order < kept[0].info.order]
         return [f for f in others if f.info.path not in wanted] + leftovers
 
-    def _of_one_job(self) -> list[Found]:
-        """Without what somebody copied here from another job: it is not ours to keep or to remove."""
-        jobs = {f.info.path: self._job(f) for f in self._committed}
-        if self._verified is not None and (ours := jobs.get(self._verified.path)) is not None:
-            return [f for f in self._committed if jobs[f.info.path] in (ours, None)]
-        known = sorted({job for job in jobs.values() if job is not None})
-        if len(known) > 1:
+    def require_one_job(self) -> None:
+        """Raises `CheckpointError` where there are checkpoints of several jobs: nobody says whose are to
+        be thinned out."""
+        jobs = {
+            manifest.job
+            for found in self._committed
+            if (manifest := self._readable_manifest(found)) is not None
+        }
+        if len(jobs) > 1:
             raise CheckpointError(
-                f"{self._storage.root} holds checkpoints of several jobs ({', '.join(known)}): nothing is "
-                "removed before those of all but one are moved away"
+                f"{self._storage.root} holds checkpoints of several jobs ({', '.join(sorted(jobs))}): "
+                "nothing is removed before those of all but one are moved away"
             )
-        return self._committed
 
-    def _job(self, found: Found) -> str | None:
-        """None where its manifest does not tell."""
+    def _is_foreign(self, found: Found) -> bool:
+        """Whether somebody copied it here from another job: it neither counts nor goes."""
+        if self._job is None or not found.committed:
+            return False
+        manifest = self._readable_manifest(found)
+        return manifest is not None and manifest.job != self._job
+
+    def _readable_manifest(self, found: Found) -> Manifest | None:
         try:
-            manifest = self._manifest(found)
+            return self._manifest(found)
         except CheckpointError:
             return None
-        return None if manifest is None else manifest.job
 
     def remove(self, doomed: Sequence[Found]) -> Pruned:
         """Remove them, and go on after a failure."""
         removed: list[str] = []
         failed: list[str] = []
+        gone: list[str] = []
         for found, own in _ours(doomed):
+            if self._is_foreign(found):  # looked at one by one: whoever is killed here got on
+                continue
+            gone.append(found.info.path)
             try:
                 self._storage.remove(found.info.directory, own)
                 removed.append(found.info.path)
             except OSError as error:
                 failed.append(f"cannot remove {found.info.path}: {error}")
-        return Pruned(tuple(removed), tuple(failed), self._others(doomed))
+        return Pruned(tuple(removed), tuple(failed), self._others(gone))
 
     def would_remove(self, doomed: Sequence[Found]) -> Pruned:
         """What `remove` would do, if nothing failed."""
         paths = tuple(found.info.path for found, _ in _ours(doomed))
-        return Pruned(paths, (), self._others(doomed))
+        return Pruned(paths, (), self._others(paths))
 
-    def _others(self, doomed: Sequence[Found]) -> tuple[str, ...]:
-        gone = {found.info.path for found in doomed}
+    def _others(self, gone: Collection[str]) -> tuple[str, ...]:
         return tuple(f.info.path for f in self._committed if f.info.path not in gone)
 
     def _every(self, kept: Collection[Found], others: Sequence[Found]) -> set[str]:
@@ -170,7 +184,9 @@ class Pruner:
                 unknown.add(found.info.path)
                 continue
             value = None if manifest is None else manifest.metrics.get(self._retention.metric)
-            if value is not None and self._has_its_files(found, manifest):
+            if value is None or self._is_foreign(found):
+                continue
+            if self._has_its_files(found, manifest):
                 sign = -1.0 if self._retention.least else 1.0
                 rated.append((sign * value, found.info.order, found.info.path))
         rated.sort(reverse=True)  # of equals the newest
@@ -194,6 +210,8 @@ class Pruner:
             return False
 
     def _may_be_intact(self, found: Found) -> bool:
+        if self._is_foreign(found):
+            return False
         try:
             return self._has_its_files(found, self._manifest(found))
         except CheckpointError:

@@ -225,13 +225,17 @@ class CheckpointStore:
         keep: int | Retention,
         *,
         verified: CheckpointInfo | None = None,
+        job: str | None = None,
         dry_run: bool = False,
     ) -> Pruned:
         """Remove what the rules do not want, and what writers left behind (see `retention`); an int keeps
-        the newest that many. ``verified`` has just been verified by the caller. ``dry_run`` removes
-        nothing, and tells what would be."""
+        the newest that many. ``verified`` has just been verified by the caller; ``job``: those of another
+        one are let be. Without either all must be of one job, else `CheckpointError` is raised.
+        ``dry_run`` removes nothing, and tells what would be."""
         retention = Retention(last=keep) if isinstance(keep, int) else keep
-        pruner = Pruner(self._storage, self._scan(), retention, verified)
+        pruner = Pruner(self._storage, self._scan(), retention, verified, job)
+        if verified is None and job is None:
+            pruner.require_one_job()
         doomed = pruner.doomed()
         return pruner.would_remove(doomed) if dry_run else pruner.remove(doomed)
 

@@ -199,7 +199,7 @@ class CheckpointWriter:
 
     def _prune(self, job: _Job, info: CheckpointInfo) -> None:
         try:
-            pruned = self._store.prune(self._keep_last, verified=info)
+            pruned = self._store.prune(self._keep_last, verified=info, job=job.meta.job)
         except Exception as error:  # noqa: BLE001 - as in a save
             self._on_failed(job.failed(error))
             return

@@ -28,7 +28,7 @@ from rallypoint.trainer.elastic.registry import StateRegistry, hash_text
 from rallypoint.trainer.elastic.state import CommitRecord, TrainingState
 from rallypoint.trainer.envs.base import AdaptiveEnv, VecEnv
 from rallypoint.trainer.envs.factory import make_env
-from rallypoint.trainer.errors import TrainerError
+from rallypoint.trainer.errors import CheckpointMismatch, TrainerError
 from rallypoint.trainer.learners import learner_type
 from rallypoint.trainer.ppo import DTYPES
 
@@ -222,10 +222,15 @@ def reproduce(
     checkpoint: tuple[int, Mapping[str, Tensor], str] | None,
     on_iteration: Callable[[int], None] = lambda _: None,
 ) -> Report:
-    """Train it all again. ``checkpoint`` is (iteration, tensors, path) to compare with."""
+    """Train it all again. ``checkpoint`` is (iteration, tensors, path) to compare with. Raises
+    `CheckpointMismatch` when it is of other networks, before anything is trained."""
     reproduction = Reproduction(lineage.config, lineage.warm_start)
     equal, first, difference = 0, None, None
     try:
+        if checkpoint is not None:
+            _require_same_tensors(
+                reproduction.state.registry.shared(), checkpoint[1], checkpoint[2]
+            )
         for line in lineage.iterations:
             if reproduction.step(line) == line.state_hash:
                 equal += 1
@@ -248,6 +253,19 @@ def reproduce(
         checkpoint_iteration=None if compared is None else compared[0],
         difference=difference,
     )
+
+
+def _require_same_tensors(
+    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], path: str
+) -> None:
+    for name, tensor in ours.items():
+        other = theirs.get(name)
+        if other is None or other.shape != tensor.shape:
+            held = "nothing" if other is None else list(other.shape)
+            raise CheckpointMismatch(
+                f"{path} is not of the job of this journal: it holds {name!r} as {held}, the journal's "
+                f"configuration makes it {list(tensor.shape)}; give another --checkpoint"
+            )
 
 
 def largest_difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:

@@ -4,6 +4,7 @@ import errno
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -249,14 +250,23 @@ def test_the_commands(
         run("prune", str(tmp_path), "--keep-last", "0")
 
 
-def test_what_another_job_left_there_neither_counts_nor_goes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "rules",
+    [{}, {"every": 99}, {"best": 1, "metric": "return_mean"}],
+    ids=["last", "every", "best"],
+)
+def test_what_another_job_left_there_neither_counts_nor_goes(
+    rules: dict[str, Any], tmp_path: Path
+) -> None:
     root = tmp_path / "checkpoints"
     store = CheckpointStore(str(root))
-    commit(store, 10)
-    verified = commit(store, 20)
-    stranger = commit_of_another_job(root, tmp_path / "crawl")
+    kept = commit(store, 99, value=1.0)
+    commit(store, 100, value=0.5)
+    verified = commit(store, 120, value=0.2)
+    stranger = commit_of_another_job(root, tmp_path / "crawl")  # of iteration 99, figure 1.5
     with pytest.raises(CheckpointError, match=r"several jobs \(crawl, walk\): nothing is removed"):
         store.prune(1)
-    pruned = store.prune(1, verified=verified)
-    assert len(pruned.removed) == 1
-    assert {info.path for info in store.list()} == {verified.path, stranger.path}
+    pruned = store.prune(Retention(last=1, **rules), verified=verified, job="walk")
+    assert len(pruned.removed) == (1 if rules else 2)
+    wanted = {verified.path, stranger.path} | ({kept.path} if rules else set())
+    assert {info.path for info in store.list()} == set(pruned.kept) == wanted
