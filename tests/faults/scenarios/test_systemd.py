@@ -71,9 +71,12 @@ def no_worker_notices(service: Service) -> Iterator[None]:
 
 def test_a_restart_leaves_the_workers_training(trains: Service) -> None:
     """As an upgrade does it."""
+    kept = f"/run/rallypoint/{trains.job}/of-a-worker"
+    trains.machine.run("touch", kept)
     with no_worker_notices(trains):
         trains.machine.run("systemctl", "restart", trains.unit)
     assert "its workers train on" in trains.log()
+    trains.machine.run("test", "-e", kept)
 
 
 def test_after_a_crash_the_next_supervisor_adopts(trains: Service) -> None:
@@ -196,6 +199,20 @@ def test_a_configuration_that_cannot_be_is_not_tried_again(machine: Machine) -> 
     assert service.show("NRestarts") == "0"
     assert service.show("ExecMainStatus") == "2"
     assert "seed" in service.log()
+
+
+def test_a_node_that_left_on_a_notice_is_not_started_again(machine: Machine) -> None:
+    service = Service(machine, "preempted")
+    service.start()
+    pids = service.pids()
+    drill = ("simulate-notice", "--dir", service.directory, "--in-s", "30", "--json")
+    said = json.loads(machine.run(f"{PREFIX}/bin/rallypoint", *drill))
+    assert (said["exited"], said["passed"]) == (75, True)
+    machine.wait(
+        lambda: service.show("ActiveState") == "failed", lambda: service.show("ActiveState")
+    )
+    assert (service.show("ExecMainStatus"), service.show("NRestarts")) == ("75", "0")
+    assert not service.alive(pids)
 
 
 def test_a_doctor_before_the_start_keeps_a_job_from_a_machine_that_cannot_run_it(
