@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from rallypoint.daemon import cli
+from rallypoint.daemon.commands.client import EXIT_NO_SUPERVISOR
+from rallypoint.daemon.core.ending import EXIT_NOTICE
 from rallypoint.daemon.executors import logevents
 from rallypoint.daemon.executors.metrictable import TABLE
-from rallypoint.daemon.shared import configload, timeouts
+from rallypoint.daemon.shared import configload, exitcodes, timeouts
 from rallypoint.daemon.shared.config import Config
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.figures import FIGURES, FOLDERS
@@ -68,6 +70,18 @@ def test_every_command_has_a_section() -> None:
     sections = set(re.findall(r"^## `rallypoint ([a-z-]+)", page, re.MULTILINE))
     external = pyproject()["project"]["entry-points"]["rallypoint.commands"]
     assert sections == {*external, *cli._COMMANDS}
+
+
+def test_every_exit_code_is_documented() -> None:
+    page = source(Path("docs/cli.md"))
+    ours = {0, 1, 2, EXIT_NO_SUPERVISOR, EXIT_NOTICE, cli._EXIT_INTERRUPTED}
+    rows = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
+    assert rows == ours
+    (sentence,) = re.findall(
+        r"^A worker process has its own: (.*?)\.\s", page, re.MULTILINE | re.DOTALL
+    )
+    of_workers = {value for name, value in vars(exitcodes).items() if name.startswith("EXIT_")}
+    assert {int(code) for code in re.findall(r"\b\d+\b", sentence)} == {0, *of_workers}
 
 
 def _configuration() -> str:

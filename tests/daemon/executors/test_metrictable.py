@@ -2,7 +2,7 @@
 
 import pytest
 
-from rallypoint.daemon.executors.metrics import train_name
+from rallypoint.daemon.executors.metrics import Metrics, train_name
 from rallypoint.daemon.executors.metrictable import TABLE
 
 PROMISED: dict[str, set[str]] = {
@@ -65,3 +65,17 @@ def test_every_metric_is_named_as_monitoring_expects() -> None:
 )
 def test_figures_have_the_names_of_the_curves_with_whole_units(figure: str, name: str) -> None:
     assert train_name(figure) == f"rallypoint_train_{name}"
+
+
+def test_figures_are_bounded_and_those_of_before_do_not_stay() -> None:
+    """Whatever a trainer of one's own reports: series do not pile up."""
+
+    def shown() -> set[str]:
+        names = {family.name for family in metrics.registry.collect()}
+        return {name for name in names if name.startswith("rallypoint_train_")}
+
+    metrics = Metrics()
+    metrics.set_train_figures({f"figure/own_{n}": float(n) for n in range(1000)})
+    assert len(shown()) == 128
+    metrics.set_train_figures({"figure/other": 1.0})
+    assert shown() == {"rallypoint_train_env_other"}

@@ -138,6 +138,22 @@ def test_a_slow_drain_gets_the_time_that_it_asks_for(machine: Machine) -> None:
     assert time.monotonic() - asked_s > 8, "over within TimeoutStopSec: no time was asked for"
 
 
+def test_a_loop_that_hangs_is_replaced_by_the_watchdog(machine: Machine) -> None:
+    """The process runs on, and its loop does not: nothing but the loop feeds the watchdog."""
+    service = Service(machine, "loop", drop_in=armed("loop", 20, "WatchdogSec=8\n"))
+    service.write(f"{service.directory[1:]}/failpoints", "")
+    service.start()
+    main = service.main_pid
+    before = service.status()
+    stays, victim = (worker["pid"] for worker in before["workers"])
+    service.fire("supervisor_publish=sleep=300", lambda: service.kill(victim, signal.SIGKILL))
+    machine.wait(lambda: service.main_pid not in (0, main), lambda: "no new supervisor")
+    after = service.trains(beyond=before["iteration"])
+    assert "Watchdog timeout" in service.log()
+    assert after["workers"][0]["pid"] == stays, "it lost a peer and its supervisor, and trained on"
+    service.stop()
+
+
 def test_what_a_stuck_supervisor_leaves_is_swept(machine: Machine) -> None:
     """Its loop hangs while it publishes a generation, and hears no SIGTERM."""
     service = Service(machine, "stuck", drop_in=armed("stuck", 8, "WatchdogSec=0\n"))
