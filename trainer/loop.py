@@ -202,7 +202,7 @@ class TrainingLoop:
         with contextlib.nullcontext() if resize == "exact" else presence.alive():
             cut = self._rows.hold(blocks, at)
         presence.built(self._env.builds)
-        self._session.envs_s += time.monotonic() - began_s
+        self._session.took_envs(time.monotonic() - began_s)
         return cut
 
     def _iterate(self, formation: Formation, rollout: Rollout) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rallypoint.daemon.executors.labels import PHASES
-from rallypoint.daemon.shared.messages import Committed, Formed, RankRecord, Stepped
+from rallypoint.daemon.shared.messages import Committed, EnvsHeld, Formed, RankRecord, Stepped
 from rallypoint.daemon.shared.plan import ChangeCause, Plan, WorkerKey
 
 _WORKER_PHASES: Final = ("release", "group", "sync")
@@ -83,6 +83,8 @@ class Change:
     published_s: float
     formed: dict[WorkerKey, Formed] = field(default_factory=dict)
     stepped: dict[WorkerKey, Stepped] = field(default_factory=dict)
+    envs_held_s: dict[WorkerKey, float] = field(default_factory=dict)
+    """Of workers that held their planned envs only after their first step."""
     marked: bool = False
 
     @property
@@ -90,6 +92,14 @@ class Change:
         """Every member of this node has made its first optimiser step."""
         mine = [m.key for m in self.plan.members if m.key.node == self.node]
         return self.marked and bool(mine) and all(key in self.stepped for key in mine)
+
+    @property
+    def envs_s(self) -> float | None:
+        """The longest that a member of this node took to hold its planned envs; None until all do."""
+        owed = {key for key, message in self.stepped.items() if message.envs_owed}
+        if not self.complete or owed - self.envs_held_s.keys():
+            return None
+        return max(self.envs_held_s.get(key, step.envs_s) for key, step in self.stepped.items())
 
     def seconds(self) -> dict[str, float | None]:
         """Seconds of each phase; None where it is not known (yet)."""
@@ -204,6 +214,15 @@ class RecoveryClock:
                 was_complete = change.complete
                 change.stepped.setdefault(message.key, message)
                 return change if change.complete and not was_complete else None
+        return None
+
+    def envs_held(self, message: EnvsHeld) -> Change | None:
+        """A member holds its planned envs after its first step: the change, once all do."""
+        for change in (self._open, self.last):
+            if change is not None and change.plan.generation == message.generation:
+                known = change.envs_s is not None
+                change.envs_held_s.setdefault(message.key, message.envs_s)
+                return change if change.envs_s is not None and not known else None
         return None
 
 

@@ -132,7 +132,8 @@ _CHANGES: Final = (
         "histogram",
         "supervisor",
         "Time of each phase of a membership change, the longest of this node's workers; total is from "
-        "notice to the first optimiser step of its last member.",
+        "notice to the first optimiser step of its last member. Where a rollout in hand is used before "
+        "envs are built anew, envs has that time too, and total has not.",
         {"kind": CHANGE_KINDS, "phase": PHASES},
         unit="seconds",
         buckets=SECONDS,

@@ -163,6 +163,10 @@ class Recorder:
                 self.recovery.formed(message)
             case messages.Stepped():
                 self._stepped(message)
+            case messages.EnvsHeld():
+                change = self.recovery.envs_held(message)
+                if change is not None:
+                    self._observe(change, {"envs": change.envs_s})
             case messages.Committed():
                 self._committed(message)
             case messages.StepsLost():
@@ -372,7 +376,8 @@ class Recorder:
         except OSError as error:
             _log.error("journal_write_failed", path=str(self._journal.path), error=str(error))
         self._changes.take(change)
-        self._observe(change, {phase: seconds[phase] for phase in _LATE_PHASES})
+        late = {phase: seconds[phase] for phase in _LATE_PHASES}
+        self._observe(change, late | {"envs": change.envs_s})
         _log.info(
             "generation_trains",
             trains=change.plan.generation,

@@ -32,6 +32,7 @@ LAST_WORDS_S: Final = 0.2
 _OF_A_GENERATION: Final = (
     messages.Formed,
     messages.Stepped,
+    messages.EnvsHeld,
     messages.Broken,
     messages.Committed,
     messages.HashMismatch,

@@ -114,7 +114,18 @@ class Stepped(_Message, frozen=True, kw_only=True):
     generation: int
     at_s: float
     envs_s: float = 0.0
-    """Seconds it took, since the generation formed, to hold the planned envs."""
+    """Seconds it took, since the generation formed and until this step, to hold envs."""
+    envs_owed: bool = False
+    """A rollout in hand was used first: the planned envs are not held yet, and `EnvsHeld` follows."""
+
+
+class EnvsHeld(_Message, frozen=True, kw_only=True):
+    """The planned envs are held, only after the first optimiser step."""
+
+    key: WorkerKey
+    generation: int
+    envs_s: float
+    """Seconds it took since the generation formed, those of `Stepped.envs_s` with them."""
 
 
 class RankRecord(msgspec.Struct, frozen=True):
@@ -246,6 +257,7 @@ WorkerMessage = (
     | Broken
     | Formed
     | Stepped
+    | EnvsHeld
     | Committed
     | StepsLost
     | HashMismatch

@@ -32,6 +32,9 @@ from rallypoint.trainer.errors import GroupBroken, Left, StateMismatch
 class ElasticSession(Generations[R]):
     """One per worker; also the collectives that the algorithm sees."""
 
+    _envs_owed = False
+    """The first step of this generation was taken before the planned envs were held."""
+
     # --- one iteration ------------------------------------------------------------------------------
 
     def blocks(self) -> tuple[int, ...]:
@@ -61,13 +64,28 @@ class ElasticSession(Generations[R]):
         self.presence.touch()
         if not self._stepped:
             self._stepped = True
+            formation = self._require_formation()
+            planned = plan_blocks(formation.plan)[formation.rank]
+            self._envs_owed = set(self.hand.blocks) != set(planned)
             self.link.send(
                 messages.Stepped(
                     key=self.key,
-                    generation=self._require_formation().plan.generation,
+                    generation=formation.plan.generation,
                     at_s=time.monotonic(),
                     envs_s=self.envs_s,
+                    envs_owed=self._envs_owed,
                 )
+            )
+
+    def took_envs(self, seconds: float) -> None:
+        """It took so long to hold the envs of the rollout that begins. What a change costs is said once:
+        with the first step, or here, where a rollout in hand was used before."""
+        self.envs_s += seconds
+        if self._stepped and self._envs_owed:
+            self._envs_owed = False
+            generation = self._require_formation().plan.generation
+            self.link.send(
+                messages.EnvsHeld(key=self.key, generation=generation, envs_s=self.envs_s)
             )
 
     def finish_iteration(

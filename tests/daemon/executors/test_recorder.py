@@ -17,7 +17,7 @@ from rallypoint.daemon.shared.collectives import Use
 from rallypoint.daemon.shared.config import Config, EnvSection, NodeSection
 from rallypoint.daemon.shared.plan import WorkerKey
 from rallypoint.daemon.shared.slotpage import LedgerReading
-from tests.fakes.facts import A, B, committed, formed, plan
+from tests.fakes.facts import A, B, C, committed, formed, plan
 
 NO_LEDGER = LedgerReading(0, 0, ())
 
@@ -186,6 +186,25 @@ def test_numeric_40_the_rate_is_of_the_generation_and_recovery_is_apart(
     assert value(metrics, "rallypoint_env_steps_per_second") == 120.0
     total = 'rallypoint_recovery_seconds_sum{kind="forced",phase="total"}'
     assert value(metrics, total) == 5.0
+
+
+def test_envs_that_are_built_after_the_first_step_count_once_when_all_hold_theirs(
+    recorder: Recorder, metrics: Metrics
+) -> None:
+    form(recorder, 1, A, B, C, restore=True)
+    form(recorder, 2, A, B)
+    recorder.take(messages.Stepped(key=A, generation=2, at_s=15.0, envs_owed=True), 15.0, 0.0)
+    recorder.take(messages.EnvsHeld(key=A, generation=2, envs_s=3.0), 18.0, 0.0)
+    recorder.take(messages.Stepped(key=B, generation=2, at_s=15.5, envs_owed=True), 18.5, 0.0)
+    count, total = (
+        f'rallypoint_recovery_seconds_{what}{{kind="forced",phase="envs"}}'
+        for what in ("count", "sum")
+    )
+    assert value(metrics, count) == 0
+    for _ in range(2):
+        recorder.take(messages.EnvsHeld(key=B, generation=2, envs_s=2.0), 19.0, 0.0)
+    recorder.close()
+    assert (value(metrics, count), value(metrics, total)) == (1, 3.0)
 
 
 def test_figures_of_all_ranks_are_counted_once_whoever_reports_them(

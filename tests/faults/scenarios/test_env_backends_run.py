@@ -136,12 +136,23 @@ def test_a_spare_keeps_its_simulator_warm(tmp_path: Path, gate: Path) -> None:
         job.end_all()
 
 
+def envs_held(job: FaultJob) -> tuple[float, float]:
+    """How often envs were held anew because of losses, and the seconds that it took."""
+    name = 'recovery_seconds_{}{{kind="forced",phase="envs"}}'.format
+    metrics = job.metrics()
+    return metrics[name("count")], metrics[name("sum")]
+
+
 def test_survivors_train_on_while_they_build_for_another_share(tmp_path: Path, gate: Path) -> None:
     job = FaultJob(tmp_path / "run", *TOY, *GLOBAL, "--set", f'env.overrides=["gate={gate}"]')
     try:
         before = job.settle(2)
+        count, seconds = envs_held(job)
         victim, newcomer, alone = lose_last(job, before)  # the survivor has built for all 48
-        builds = job.page(0).env_builds
+        held = envs_held(job)
+        assert (held[0], held[1] > seconds) == (count + 1, True)
+        survivor = by_rank(alone, 0)["slot"]
+        builds = job.page(survivor).env_builds
         gate.touch()
         let_in(newcomer)
         published = alone["generation"] + 1
@@ -150,7 +161,7 @@ def test_survivors_train_on_while_they_build_for_another_share(tmp_path: Path, g
         assert commits(job, now, 10, workers=1)["generation"] == alone["generation"]
         gate.unlink()
         job.settle(2, newer_than={victim.life.slot: victim.life.incarnation})
-        assert job.page(0).env_builds == builds + 1
+        assert job.page(survivor).env_builds == builds + 1
         assert_sound(job, before)
         assert job.end() == 0
     finally:

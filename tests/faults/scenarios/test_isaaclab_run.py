@@ -18,6 +18,7 @@ RETURN = 1.5
 1.0 the best of them; without any force it is -22."""
 WINDOW = 10
 """Iterations that the return is a mean over."""
+ENVS_S = 'recovery_seconds_sum{kind="forced",phase="envs"}'
 SETTINGS = (
     *("env.backend=isaaclab", "env.task=Isaac-Cartpole-Direct"),
     *("env.budget=global", "env.num_envs=2048"),
@@ -67,12 +68,14 @@ def test_isaaclab_cartpole_is_learned_while_a_worker_is_killed_and_one_joins(
     try:
         before = job.settle(2, 2)
         survivor, victim = by_rank(before, 0), by_rank(before, 1)
+        held_s = job.metrics()[ENVS_S]
         job.kill(before, 1)
         assert returns_of(job, 1)[-1] < RETURN, "the kill comes before it is learned"
         after = job.settle(2, 2, newer_than={victim["slot"]: victim["incarnation"]})
         assert after["generation"] >= before["generation"] + 2  # without it, and with its successor
         assert survivor["pid"] in {w["pid"] for w in after["workers"]}
         assert [w["num_envs"] for w in after["workers"]] == [1024, 1024]
+        assert job.metrics()[ENVS_S] > held_s, "the survivor's build for all envs"
         job.wait_until(
             lambda: learned(job, after["generation"]),
             lambda: f"a return of {RETURN}: {returns_of(job, after['generation'])}",
