@@ -265,8 +265,8 @@ def _copy(args: argparse.Namespace) -> int:
         print(f"not copied: {problem}", file=sys.stderr)
     if args.json:
         print(msgspec.json.encode([info.path for info in done]).decode())
-    else:
-        print("\n".join(f"copied and verified {info.path}" for info in done))
+    for info in done if not args.json else ():
+        print(f"copied and verified {info.path}")
     return 0 if done and not problems else 1
 
 

@@ -35,7 +35,7 @@ _OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
     # A frozen server sends neither FIN nor RST. etcd refuses pings more often than each 5 s, and
     # grpc's own timeout of a ping is 60 s whatever the keepalive timeout says.
-    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_time_ms", 8_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.http2.max_pings_without_data", 0),

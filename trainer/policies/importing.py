@@ -5,6 +5,7 @@ and text is refused.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,6 +56,13 @@ class Imported:
     """What the file holds beside that."""
 
 
+def _why(error: Exception) -> str:
+    """What torch found, without its advice to load the file all the same."""
+    found = re.search(r"[Uu]nsupported (operand|global:|GLOBAL)( GLOBAL)? \S+", str(error))
+    said = found[0] if found else "".join(str(error).strip().splitlines()[:1]).partition(". ")[0]
+    return f"{type(error).__name__}: {said[:200]}" if said else type(error).__name__
+
+
 def load(path: Path) -> tuple[Mapped, int]:
     """What a file holds, and its iteration (0 where it has none). Raises `ImportRefused`."""
     try:
@@ -65,11 +73,10 @@ def load(path: Path) -> tuple[Mapped, int]:
         ) from error
     # Whatever a damaged or hostile file makes of it: unpickling has no error of its own.
     except Exception as error:
-        said = str(error).strip().splitlines()[:1]
         raise ImportRefused(
             f"{path}: not a file of tensors, numbers and text alone, and nothing else is loaded "
-            f"({type(error).__name__}: {''.join(said)[:200]}). A file that also holds objects, as SONIC's "
-            "do, must be reduced by its owner to its state dictionaries"
+            f"({_why(error)}). A file that also holds objects, as SONIC's do, must be reduced by its owner "
+            "to its state dictionaries"
         ) from error
     if not isinstance(content, Mapping):
         raise ImportRefused(f"{path}: holds a {type(content).__name__}, not a dictionary")

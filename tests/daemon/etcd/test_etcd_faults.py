@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 DETECT_S = 5.0
 BOUND_S = 40.0
+FROZEN_NOTICED_S = 15.0
+"""The bound of the contract; 11 s by the settings. grpc's own would be 70 s."""
 
 
 def run(scenario: Awaitable[None]) -> None:
@@ -100,7 +102,7 @@ def test_a_watch_alone_notices_a_frozen_server(tmp_path: Path) -> None:
             assert await waiting == b"1"
             servers.freeze(frozen)
             await other.put("/m/a", b"2")
-            async with asyncio.timeout(BOUND_S):
+            async with asyncio.timeout(FROZEN_NOTICED_S):
                 assert await next_value(watch) == b"2"
 
     with cluster(tmp_path, 3) as servers:

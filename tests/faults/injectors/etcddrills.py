@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from rallypoint.daemon.executors import proctable
 from tests.fakes.etcd_server import EtcdCluster
 from tests.fakes.supervised import Status
-from tests.faults.injectors.drills import DETECT_S, Drill, process_state, until
+from tests.faults.injectors.drills import DETECT_S, RECOVERY_S, Drill, process_state, until
 from tests.faults.injectors.netns import NODES
 from tests.faults.injectors.nodes import together
 
@@ -70,11 +70,23 @@ class EtcdDrill(Drill):
 
     def healed(self, *newcomers: str) -> None:
         """All train again; the others lost nothing, and were broken up once."""
-        lost_s = time.monotonic()
+        back_s, before = time.monotonic(), self.generation
         self.whole(*newcomers)
-        print(f"healed {time.monotonic() - lost_s:.2f} s after the store")
         stayed = self.rest(*newcomers)
+        steps_s = [self._first_step_s(name, before) - back_s for name in stayed]
+        print(f"all {len(stayed)} survivors step {max(steps_s):.2f} s after the store is back")
+        assert max(steps_s) < RECOVERY_S
         assert self.job.pids(*stayed) == {name: self.pids[name] for name in stayed}
+
+    def _first_step_s(self, name: str, generation: int) -> float:
+        """When this node's worker made its first optimiser step after the forced change that followed."""
+        lines = self.job[name].journal()
+        first = next(
+            x
+            for x in lines
+            if x["event"] == "recovery" and x["generation"] > generation and x["kind"] == "forced"
+        )
+        return max(float(step["at_s"]) for step in first["stepped"])
 
     @contextmanager
     def frozen_servers(self, *numbers: int) -> Iterator[None]:
