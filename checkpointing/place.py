@@ -1,7 +1,11 @@
 """Look at a checkpoint URL for a supervisor, which loads no backend: ``python -m
 rallypoint.checkpointing.place URL [CREDENTIALS_FILE]`` prints a `Survey`."""
 
+import contextlib
+import heapq
 import sys
+from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
@@ -16,6 +20,9 @@ from rallypoint.checkpointing.opening import open_storage
 from rallypoint.checkpointing.probe import refuses_second_create
 from rallypoint.checkpointing.storage import Storage
 from rallypoint.daemon.shared.survey import Survey
+
+_LOOKED_INTO: Final = 10
+"""Of so many checkpoints, the newest ones, the job is read."""
 
 
 def survey(storage: Storage) -> Survey:
@@ -34,19 +41,20 @@ def survey(storage: Storage) -> Survey:
         verdict="unconditional" if words else "good",
         words=words,
         holds=None if newest is None else f"{storage.root}/{newest}",
-        job=None if newest is None else _job_of(storage, newest),
+        jobs=_jobs(storage, [name for *_, name in heapq.nlargest(_LOOKED_INTO, committed)]),
         generation=max((generation for _, generation, _ in numbers.values()), default=0),
     )
 
 
-def _job_of(storage: Storage, directory: str) -> str | None:
-    """The job of a checkpoint; None where its manifest cannot be read: workers will say why."""
-    try:
-        with storage.open(directory, MANIFEST_FILE) as file:
-            data = file.read(MAX_MANIFEST_BYTES + 1) or b""
-        return decode(data, f"{storage.root}/{directory}").job
-    except (OSError, CheckpointError):
-        return None
+def _jobs(storage: Storage, directories: Iterable[str]) -> tuple[str, ...]:
+    """The jobs of these checkpoints, without those whose manifest cannot be read: workers will say why."""
+    found: set[str] = set()
+    for directory in directories:
+        with contextlib.suppress(OSError, CheckpointError):
+            with storage.open(directory, MANIFEST_FILE) as file:
+                data = file.read(MAX_MANIFEST_BYTES + 1) or b""
+            found.add(decode(data, f"{storage.root}/{directory}").job)
+    return tuple(sorted(found))
 
 
 def main(url: str, credentials_file: str | None = None) -> Survey:

@@ -311,18 +311,20 @@ class CheckpointStore:
         ours, so one look is enough."""
         if self._is_ours:
             return
+        other = None
         for info in self.list():
             try:
                 other = read_manifest(self._storage, info).job
             except CheckpointError:
                 continue  # restore and verify speak of damage; here only the job counts
-            if other != job:
-                raise CheckpointError(
-                    f"{self.url} holds checkpoints of job {other!r}, not of {job!r}: "
-                    "give every job its own checkpoint.url"
-                )
-            self._is_ours = True
-            return
+            if other == job:
+                self._is_ours = True  # whatever somebody copied beside it
+                return
+        if other is not None:
+            raise CheckpointError(
+                f"{self.url} holds checkpoints of job {other!r}, not of {job!r}: "
+                "give every job its own checkpoint.url"
+            )
 
 
 def _entries(tensors: Mapping[str, Tensor], scopes: Mapping[str, str]) -> dict[str, EntryRecord]:

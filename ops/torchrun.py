@@ -12,6 +12,8 @@ waits for etcd, 60), ``ttl_s`` (60) and what torch's own backends take.
 
 import asyncio
 import atexit
+import contextlib
+import math
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from datetime import timedelta
@@ -37,6 +39,8 @@ from rallypoint.daemon.errors import CompactedError, LeaseExpiredError, StoreErr
 from rallypoint.daemon.etcd.connection import Access
 from rallypoint.daemon.etcd.store import EtcdStore
 from rallypoint.daemon.executors.store import Deleted, Lease, Swapped
+from rallypoint.daemon.shared import storecheck
+from rallypoint.daemon.shared.errors import ConfigError
 
 NAME: Final = "etcd3"
 _TRY_S: Final = 5.0
@@ -74,6 +78,15 @@ def _seconds(params: RendezvousParameters, key: str) -> timedelta | None:
     return None if value is None else timedelta(seconds=value)
 
 
+def _positive(params: RendezvousParameters, key: str) -> float:
+    """Seconds; 60 where they are not given."""
+    given = params.get(key, 60)
+    with contextlib.suppress(TypeError, ValueError):
+        if 0 < (seconds := float(given)) < math.inf:
+            return seconds
+    raise ConfigError(f"--rdzv-conf {key}={given}: must be seconds, more than 0")
+
+
 class _Handler(DynamicRendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         # torch 2.13 keeps the address that it was told in its first round for all later ones, also
@@ -93,8 +106,10 @@ class LeasedKeys:
             value = params.get(key)
             return None if value is None else Path(value)
 
+        endpoints = tuple(part.strip() for part in params.endpoint.split(","))
+        storecheck.require_endpoints(endpoints, "--rdzv-endpoint")
         access = Access(
-            endpoints=tuple(part.strip() for part in params.endpoint.split(",")),
+            endpoints=endpoints,
             ca_file=path("ca_file"),
             cert_file=path("cert_file"),
             key_file=path("key_file"),
@@ -102,8 +117,8 @@ class LeasedKeys:
             password_file=path("password_file"),
         )
         self.prefix = f"/torchrun/{params.run_id}/"
-        self._ttl_s = float(params.get("ttl_s", 60))
-        self._store = EtcdStore(access, detect_s=_TRY_S, total_s=float(params.get("outage_s", 60)))
+        self._ttl_s = _positive(params, "ttl_s")
+        self._store = EtcdStore(access, detect_s=_TRY_S, total_s=_positive(params, "outage_s"))
         self._lease: Lease | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="etcd3", daemon=True)

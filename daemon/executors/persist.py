@@ -278,16 +278,17 @@ class _Owner(msgspec.Struct):
 
 
 def _refuse_foreign_checkpoints(rundir: RunDir, config: Config, survey: Survey | None) -> None:
-    """One place, one job: what is of another one would neither be restored nor let ours be committed."""
-    owners = {} if survey is None or survey.job is None else {str(survey.holds): survey.job}
+    """One place, one job: what is of another one would neither be restored nor let ours be committed. Not
+    where there are some of ours too: somebody copied the others there, and no start is to fail for that."""
+    owners = {} if survey is None else {job: str(survey.holds) for job in survey.jobs}
     for path in _manifests(rundir, config):
         try:
-            owners[str(path.parent)] = msgspec.json.decode(path.read_bytes(), type=_Owner).job
+            job = msgspec.json.decode(path.read_bytes(), type=_Owner).job
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             continue  # damaged: whoever restores says so
-    foreign = {path: job for path, job in owners.items() if job != config.job.name}
-    if foreign:
-        where, job = next(iter(foreign.items()))
+        owners[job] = str(path.parent)
+    if owners and config.job.name not in owners:
+        job, where = next(iter(owners.items()))
         raise ConfigError(
             f"{where} is a checkpoint of job {job!r}, not of job.name = {config.job.name!r}; give every "
             f"job its own checkpoint.url and --dir, or move it away. To begin with its policy: "

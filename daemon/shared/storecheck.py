@@ -1,6 +1,7 @@
 """Whether the keys of ``[membership]`` that name a store fit each other."""
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from rallypoint.daemon.shared.config import Config, MembershipSection, NodeSection
@@ -33,12 +34,7 @@ def check(config: Config) -> None:
             "membership.backend = 'etcd' needs job.max_workers, the most workers of all nodes together; "
             "it is the same on every node"
         )
-    for endpoint in section.endpoints:
-        if not _ENDPOINT.fullmatch(endpoint) or not 0 < int(endpoint.rpartition(":")[2]) < 65536:
-            raise ConfigError(
-                f"membership.endpoints: {endpoint!r} must be host:port or [IPv6 address]:port, without "
-                "http://; TLS is used when membership.ca_file is set"
-            )
+    require_endpoints(section.endpoints, "membership.endpoints")
     for one, other in (("cert_file", "key_file"), ("user", "password_file")):
         if (getattr(section, one) is None) != (getattr(section, other) is None):
             raise ConfigError(
@@ -54,6 +50,16 @@ def check(config: Config) -> None:
             f"membership.detect_s = {section.detect_s:g}: etcd grants no lease below "
             f"{SHORTEST_LEASE_S:g} s; raise it"
         )
+
+
+def require_endpoints(endpoints: Iterable[str], where: str) -> None:
+    """Raises `ConfigError`, naming ``where`` they are given, for one that is none."""
+    for endpoint in endpoints:
+        if not _ENDPOINT.fullmatch(endpoint) or not 0 < int(endpoint.rpartition(":")[2]) < 65536:
+            raise ConfigError(
+                f"{where}: {endpoint!r} must be host:port or [IPv6 address]:port, without http://; TLS is "
+                "used when ca_file is set"
+            )
 
 
 def _refuse_idle(section: MembershipSection) -> None:

@@ -15,7 +15,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     """Why, when it is not good."""
     holds: str | None = None
     """The newest committed checkpoint there."""
-    job: str | None = None
-    """The job whose it is."""
+    jobs: tuple[str, ...] = ()
+    """Whose the newest ones there are, as far as their manifests can be read."""
     generation: int = 0
     """Newest generation number in any name there."""

@@ -109,3 +109,7 @@ def test_what_another_job_left_there_is_not_restored(tmp_path: Path) -> None:
     assert_state(found.loaded, 4)
     assert found.skipped == (f"{stranger.path}: is of job 'crawl', not of 'walk'",)
     assert found.unreadable == ()
+    commit(CheckpointStore(str(root)), 5)
+    found = newest([CheckpointStore(str(root))], "walk")
+    assert found.loaded is not None
+    assert_state(found.loaded, 5)

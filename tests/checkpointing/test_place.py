@@ -95,7 +95,7 @@ def test_a_survey_says_what_is_there(s3: ObjectStore) -> None:
     leftover = f"iteration-0000000001-generation-000007-{'0' * 16}/state.safetensors"
     fs.pipe_file(f"{path}/{leftover}", b"half")
     assert main(url, credentials) == Survey(
-        verdict="good", holds=newest.path, job="walk", generation=7
+        verdict="good", holds=newest.path, jobs=("walk",), generation=7
     )
     assert not [name for name in s3.files(url) if "probe" in name]
 

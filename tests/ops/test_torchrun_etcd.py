@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import DistStoreError
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
 
+from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.ops import torchrun
 from tests.fakes.etcd_server import EtcdCluster, cluster
 
@@ -161,6 +162,24 @@ def test_keys_end_with_the_agents(etcd: EtcdCluster) -> None:
     while etcd.written("/torchrun/"):
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "config", "words"),
+    [
+        ("host", {}, r"--rdzv-endpoint: 'host' must be host:port"),
+        ("http://host:2379", {}, r"must be host:port .* without http://"),
+        ("host:2379,host:99999", {}, "'host:99999' must be host:port"),
+        ("host:2379", {"ttl_s": "abc"}, "--rdzv-conf ttl_s=abc: must be seconds"),
+        ("host:2379", {"outage_s": "0"}, "--rdzv-conf outage_s=0: must be seconds"),
+    ],
+)
+def test_what_cannot_be_an_etcd_is_refused_at_once(
+    endpoint: str, config: dict[str, str], words: str
+) -> None:
+    told = RendezvousParameters("etcd3", endpoint, "run-1", 1, 3, None, **config)
+    with pytest.raises(ConfigError, match=words):
+        torchrun.LeasedKeys(told)
 
 
 def test_an_etcd_that_is_away_is_a_connection_error(etcd: EtcdCluster) -> None:

@@ -243,8 +243,9 @@ def test_checkpoints_of_another_job_are_refused_before_anything_is_written(tmp_p
         opened(tmp_path)
     assert not RunDir(tmp_path).state.exists()
     opened(tmp_path, "job.name=walk")
-    there = Survey(verdict="good", holds="s3://bucket/x/iteration-1", job="crawl")
-    with pytest.raises(
-        ConfigError, match=r"s3://bucket/x/iteration-1 is a checkpoint of job 'crawl'"
-    ):
-        opened(tmp_path, "job.name=walk", survey=there)
+    (tmp_path / "other").mkdir()
+    there = Survey(verdict="good", holds="s3://bucket/x/iteration-1", jobs=("crawl",))
+    with pytest.raises(ConfigError, match=r"s3://bucket/x/iteration-1 is a checkpoint of job 'cr"):
+        opened(tmp_path / "other", "job.name=walk", survey=there)
+    opened(tmp_path, "job.name=walk", survey=there)  # it has its own, here
+    opened(tmp_path / "other", "job.name=walk", survey=replace(there, jobs=("crawl", "walk")))
