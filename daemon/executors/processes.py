@@ -104,8 +104,9 @@ def worker_command(rundir: RunDir) -> Callable[[WorkerKey], Sequence[str]]:
 
 
 def worker_environment(inherited: Mapping[str, str], interface: str) -> dict[str, str]:
-    """Environment of a worker: no trace of another launcher, one thread per worker unless the
-    operator says otherwise, and the network interface of the collectives, never guessed."""
+    """Environment of a worker: no trace of another launcher, one thread per worker and NCCL on this
+    interface unless the operator says otherwise, gloo on this interface in any case: both would guess
+    one from the host's name. ``=``: NCCL would take the name for a prefix."""
     environment = {
         name: value
         for name, value in inherited.items()
@@ -113,6 +114,7 @@ def worker_environment(inherited: Mapping[str, str], interface: str) -> dict[str
     }
     environment.setdefault("OMP_NUM_THREADS", "1")
     environment["GLOO_SOCKET_IFNAME"] = interface
+    environment.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     environment["PYTHONUNBUFFERED"] = "1"
     return environment
 

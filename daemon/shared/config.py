@@ -46,7 +46,8 @@ class NodeSection:
     advertise: str = "127.0.0.1"
     """Address under which other nodes reach this one."""
     interface: str = "lo"
-    """Network interface for collectives (GLOO_SOCKET_IFNAME); never guessed from a host name."""
+    """Network interface for collectives (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME unless that is set); never
+    guessed from a host name."""
     workers: int = 2
     """Slots on this node: one worker process each."""
     devices: tuple[int, ...] | None = None
