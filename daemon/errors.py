@@ -25,6 +25,12 @@ class StoreQuotaError(StoreError):
     """The store is full: reads and running leases go on, nothing can be written or granted."""
 
 
+class UnreadableRecordError(StoreError):
+    """A key of the job holds something else than this version writes there."""
+
+    exit_code = 2
+
+
 class CompactedError(StoreError):
     """A watch asks for revisions that the store no longer has: list again, then watch from there.
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-import msgspec
-
 from rallypoint.daemon.core.records import JobRecord, MemberRecord
+from rallypoint.daemon.errors import UnreadableRecordError
 from rallypoint.daemon.executors.leaderwrites import LeaderWrites
 from rallypoint.daemon.executors.membershipview import Keys, View, decode, encode
 from rallypoint.daemon.executors.probe import ask
@@ -55,7 +54,10 @@ class Entering:
         item = await self.store.get(self.keys.member)
         if item is None:
             return
-        there = decode(item, MemberRecord)
+        try:
+            there = decode(item, MemberRecord)
+        except UnreadableRecordError:
+            return  # nobody of this version; our own takes its place
         if there.port and await ask((there.advertise, there.port), NAMESAKE_S) == "answering":
             raise ConfigError(
                 f"another supervisor takes part in job {self.keys.job_name!r} under the name "
@@ -68,11 +70,15 @@ class Entering:
         listing = await self.store.list(self.keys.prefix)
         items = {item.key: item for item in listing.items}
         stored, agreed = items.get(self.keys.job), items.get(self.keys.agreed)
-        members = View.of(self.keys, listing).members.values()
+        view = View.of(self.keys, listing)
+        for key in (self.keys.generation, self.keys.job):
+            if key in view.unreadable:
+                raise view.unreadable[key]
+        members = view.members.values()
         others = tuple(m for m in members if m.node != self.keys.node)
         admit = functools.partial(
             self.admit,
-            agreed={} if agreed is None else msgspec.json.decode(agreed.value, type=dict[str, Any]),
+            agreed={} if agreed is None else decode(agreed, dict[str, Any]),
         )
         if stored is None:
             return False

@@ -8,8 +8,7 @@ from typing import Final
 import msgspec
 
 from rallypoint.daemon.core.records import JobRecord
-from rallypoint.daemon.executors.membershipview import Keys, decode, encode
-from rallypoint.daemon.executors.planwire import decode_plan
+from rallypoint.daemon.executors.membershipview import Keys, decode, decode_plan_in, encode
 from rallypoint.daemon.executors.store import KeyValue, MembershipStore
 from rallypoint.daemon.shared.plan import Plan
 
@@ -37,7 +36,7 @@ class LeaderWrites:
             if not lead:
                 return _NO_LEADER
             current, job_item = await self.store.get(keys.generation), None
-            newest = 0 if current is None else decode_plan(current.value).generation
+            newest = 0 if current is None else decode_plan_in(current).generation
             if newest != replaces:
                 return f"generation {newest} is the newest, not {replaces}"
             puts = {keys.generation: encode(plan)}
@@ -61,7 +60,7 @@ class LeaderWrites:
             if not lead:
                 return _NO_LEADER
             current, item = await self.store.get(keys.generation), await self.store.get(keys.job)
-            if current is None or decode_plan(current.value).generation != generation:
+            if current is None or decode_plan_in(current).generation != generation:
                 return "it is not the newest plan any more"
             if item is not None and await self.swap_job(
                 item,

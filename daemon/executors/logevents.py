@@ -116,6 +116,7 @@ EVENTS: Final[dict[str, dict[str, str]]] = {
         "store_unavailable": "The store does not do what it is asked; it is tried again until it does.",
         "store_back": "It does again.",
         "store_watch_restarted": "A watch ended; what it may have missed is listed.",
+        "record_unreadable": "A key of the job holds something else; a member that has one counts as absent.",
         "watch_event_lost": "A listing shows changes that no watch brought.",
         "etcd_endpoint_left": "An etcd server did not answer; the next one is asked.",
         "lease_lost": "This node's lease is over: it commits nothing until it has a new one.",

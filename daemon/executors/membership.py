@@ -260,7 +260,7 @@ class Membership:
         while listing.revision < self._revision or (self._lead and not everything):
             everything = bool(elected or self._lead)
             listing = await self._list(everything=everything)
-        before, self.view = self.view, View.of(self._keys, listing)
+        before, self.view = self.view, View.of(self._keys, listing, self.view)
         self._listed = self._revision = listing.revision
         self.neighbours.changed()
         view = self.view
@@ -369,7 +369,9 @@ class Membership:
         key, leader = self._keys.leader, self.view.leader
         me, replaces = self._keys.node.encode(), 0
         if leader is not None and leader.lease_id != lease.id:
-            if leader.value != me and leader.mod_revision != self._leader_gone:
+            # One without a lease was put by hand, and would lead for ever.
+            held = leader.lease_id and leader.mod_revision != self._leader_gone
+            if leader.value != me and held:
                 return
             replaces = leader.mod_revision
         if self._lead:

@@ -4,14 +4,18 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
+import structlog
 
 from rallypoint.daemon.core.records import JobRecord, MemberRecord
+from rallypoint.daemon.errors import UnreadableRecordError
 from rallypoint.daemon.executors.following import Span
 from rallypoint.daemon.executors.planwire import decode_plan, encode_plan
 from rallypoint.daemon.executors.store import KeyValue, Listing
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
 T = TypeVar("T")
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -68,17 +72,35 @@ class View:
     leader: KeyValue | None = None
     revisions: dict[str, int] = field(default_factory=dict)
     """Revision of the last change of each key that is there."""
+    unreadable: dict[str, UnreadableRecordError] = field(default_factory=dict)
+    """Keys that hold something else. Such a member counts as absent; plan and job stay those of before."""
 
     @classmethod
-    def of(cls, keys: Keys, listing: Listing) -> "View":
-        """The view that a listing of everything gives."""
+    def of(cls, keys: Keys, listing: Listing, before: "View | None" = None) -> "View":
+        """The view that a listing of everything gives, after another one."""
         view = cls(keys)
+        if before is not None:
+            there = {item.key for item in listing.items}
+            view.unreadable = {k: e for k, e in before.unreadable.items() if k in there}
+            view.plan = before.plan if keys.generation in there else None
+            view.job = before.job if keys.job in there else None
         for item in listing.items:
             view.see(item.key, item)
         return view
 
     def see(self, key: str, item: KeyValue | None) -> None:
         """Take one change; ``item`` None: the key is gone. A plan and a job never go."""
+        try:
+            self._see(key, item)
+        except UnreadableRecordError as error:
+            self.members.pop(key.removeprefix(self.keys.members), None)
+            if str(error) != str(self.unreadable.get(key)):
+                _log.error("record_unreadable", key=key, reason=str(error))
+            self.unreadable[key] = error
+        else:
+            self.unreadable.pop(key, None)
+
+    def _see(self, key: str, item: KeyValue | None) -> None:
         keys = self.keys
         if item is None:
             self.revisions.pop(key, None)
@@ -89,13 +111,19 @@ class View:
             if item is None:
                 self.members.pop(node, None)
             else:
-                self.members[node] = decode(item, MemberRecord)
+                self.members[node] = self._member(node, item)
         elif key == keys.leader:
             self.leader = item
         elif key == keys.generation and item is not None:
-            self.plan = decode_plan(item.value)
+            self.plan = decode_plan_in(item)
         elif key == keys.job and item is not None:
             self.job = decode(item, JobRecord)
+
+    def _member(self, node: str, item: KeyValue) -> MemberRecord:
+        record = decode(item, MemberRecord)
+        if record.node != node:
+            raise _unreadable(item, "MemberRecord", ValueError(f"it is of node {record.node!r}"))
+        return record
 
     def forget_others(self) -> None:
         """Keep no record but our own: the others are not followed any more."""
@@ -138,5 +166,23 @@ def encode(record: Plan | JobRecord | MemberRecord) -> bytes:
 
 
 def decode(item: KeyValue, kind: type[T]) -> T:
-    """The record in a value; a plan's is read by `planwire.decode_plan`."""
-    return msgspec.json.decode(item.value, type=kind)
+    """The record in a value; a plan's is read by `decode_plan_in`. Raises `UnreadableRecordError`."""
+    try:
+        return msgspec.json.decode(item.value, type=kind)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise _unreadable(item, kind.__name__, error) from error
+
+
+def decode_plan_in(item: KeyValue) -> Plan:
+    """The plan in a value. Raises `UnreadableRecordError`."""
+    try:
+        return decode_plan(item.value)
+    except (msgspec.MsgspecError, ValueError, LookupError) as error:
+        raise _unreadable(item, "Plan", error) from error
+
+
+def _unreadable(item: KeyValue, kind: str, error: Exception) -> UnreadableRecordError:
+    return UnreadableRecordError(
+        f"the key {item.key} holds no {kind} of this version of rallypoint: {error}; another version, or "
+        "somebody by hand, has written it"
+    )

@@ -44,6 +44,7 @@ class Neighbours:
         self._probe_s = probe_s
         self._socket: socket.socket | None = None
         self._changed = asyncio.Event()
+        self._listed = View(self._keys)
         self._read: tuple[MemberRecord, ...] = ()
         """The records of all other nodes, as they were read last."""
         self._fresh_until_s = 0.0
@@ -96,7 +97,7 @@ class Neighbours:
     def leader(self) -> str:
         """The node that leads; "" when none does."""
         leader = self._view().leader
-        return "" if leader is None else leader.value.decode()
+        return "" if leader is None else leader.value.decode(errors="replace")
 
     @property
     def live(self) -> bool:
@@ -119,7 +120,8 @@ class Neighbours:
                     listing = await self._store.list(self._keys.members)
             except (StoreError, TimeoutError):
                 return self._read
-            self._read = self._others(View.of(self._keys, listing).sorted_members())
+            self._listed = View.of(self._keys, listing, self._listed)
+            self._read = self._others(self._listed.sorted_members())
         return self.records()
 
     async def until_all_drain(self) -> None:
@@ -144,9 +146,9 @@ class Neighbours:
             return 0
         try:
             item = await self._store.get(f"{self._keys.members}{self.leader}")
+            there = None if item is None else decode(item, MemberRecord)
         except StoreError:
             return 0
-        there = None if item is None else decode(item, MemberRecord)
         if there is None or not there.port:
             return 0
         gone = await ask((there.advertise, there.port), self._probe_s) == "gone"
