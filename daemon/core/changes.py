@@ -161,24 +161,48 @@ def _no_checkpoint(
     policy = state.policy
     newest = planning.newest_checkpoint(state.members, job)
     readable = _readable(state, ready, job)
+    elsewhere = not (policy.alone or policy.shared_checkpoints)  # on a node that is not here
     if readable == newest and (newest is not None or job.iteration == 0):
-        return None
-    if readable is None and (policy.alone or newest is None):
+        return _unregistered(state, ready, job, now) if newest is None and elsewhere else None
+    progress = f"the job record holds progress (iteration {job.iteration}, generation {job.formed})"
+    if readable is None and not elsewhere:
         return Hopeless(
-            f"the job record holds progress (iteration {job.iteration}, generation {job.formed}), but no "
-            "live state and no verified checkpoint was found; not starting from scratch: make the "
-            "checkpoints readable again, or start a new job with --fresh"
+            f"{progress}, but no live state and no verified checkpoint was found; not starting from "
+            "scratch: make the checkpoints readable again, or start a new job with --fresh"
         )
     text = (
         f"the newest checkpoint {newest} is on no node that is ready, which read {readable} at most"
+        if newest is not None
+        else f"{progress}, but no node that is ready reads a checkpoint"
     )
     if readable is None:
         return Wait(
             "start_waits", f"{text}; not starting from scratch: start the node that holds it"
         )
-    since_s = max(state.gather_at_s or now, state.loss_at_s or 0.0)  # a spare has waited since long
-    due_s = since_s + policy.holder_wait_s
+    due_s = _holder_due_s(state, now)
     return Wait("start_waits", f"{text}; waiting for its holder", due_s) if now < due_s else None
+
+
+def _unregistered(
+    state: LeaderState, ready: tuple[Worker, ...], job: JobRecord, now: float
+) -> Wait | None:
+    """Where a generation was marked formed, one of its nodes may have trained and committed to its own disk
+    while the store was away: it gets the time of a known holder, though nobody registered anything."""
+    plan, due_s = state.plan, _holder_due_s(state, now)
+    if plan is None or job.formed == 0 or now >= due_s:
+        return None
+    nodes = {m.key.node for m in (*plan.members, *plan.left_out)}
+    away = sorted(nodes - {w.key.node for w in ready})
+    if not away:
+        return None
+    text = f"generation {job.formed} was formed, and no node that is ready reads a checkpoint of it"
+    return Wait("start_waits", f"{text}; waiting for {', '.join(away)}, which may hold one", due_s)
+
+
+def _holder_due_s(state: LeaderState, now: float) -> float:
+    """Until when whoever holds the newest checkpoint is waited for."""
+    since_s = max(state.gather_at_s or now, state.loss_at_s or 0.0)  # a spare has waited since long
+    return since_s + state.policy.holder_wait_s
 
 
 def _readable(

@@ -1,6 +1,7 @@
-"""What a node may do at this moment: commit to shared storage, hand out a plan."""
+"""What a node may do at this moment: commit to shared storage, hand out a plan, begin from nothing."""
 
 from rallypoint.daemon.core.nodestate import NodeState
+from rallypoint.daemon.core.records import JobRecord
 from rallypoint.daemon.shared.messages import AskCommit, CommitAnswer
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 
@@ -38,3 +39,14 @@ def welcome(state: NodeState, key: WorkerKey, now: float) -> tuple[int, Plan | N
     if state.past_lease(now):
         return 0, None
     return state.formed, plan if plan is not None and plan.find(key) is not None else None
+
+
+def from_scratch_refusal(plan: Plan, job: JobRecord) -> str:
+    """Why a plan that restores may not be written over this record of the job; "" when it may: it was decided
+    before anybody had registered progress, and would begin from nothing."""
+    if plan.resumes or (job.iteration == 0 and job.checkpoint is None):
+        return ""
+    return (
+        f"generation {plan.generation} would start from scratch, but the job holds progress meanwhile "
+        f"(iteration {job.iteration}, checkpoint {job.checkpoint})"
+    )

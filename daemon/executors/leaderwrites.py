@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from rallypoint.daemon.core.permission import from_scratch_refusal
 from rallypoint.daemon.core.records import JobRecord
 from rallypoint.daemon.executors.membershipview import Keys, decode, decode_plan_in, encode
 from rallypoint.daemon.executors.store import KeyValue, MembershipStore
@@ -45,6 +46,8 @@ class LeaderWrites:
                 job_item = await self.store.get(keys.job)
             if job_item is not None:
                 job = decode(job_item, JobRecord)
+                if why := from_scratch_refusal(plan, job):
+                    return why
                 job = msgspec.structs.replace(job, restore_generation=plan.generation)
                 puts[keys.job] = encode(job)
                 compare[keys.job] = job_item.mod_revision

@@ -1,5 +1,6 @@
 """What must hold after every step, whatever happens. Each check knows the truth that no node can see."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -13,6 +14,7 @@ from rallypoint.trainer.elastic.protocol import Decision
 if TYPE_CHECKING:
     from rallypoint.ops.simulation.checkpoints import Checkpoint
     from rallypoint.ops.simulation.cluster import Cluster
+    from rallypoint.ops.simulation.group import Group
     from rallypoint.ops.simulation.node import Node
     from rallypoint.ops.simulation.worker import Snapshot, Worker
 
@@ -36,6 +38,9 @@ class Checks:
         """Why workers have left by agreement."""
         self._truth: dict[int, dict[int, Snapshot]] = {}
         """Branch -> iteration -> what was committed."""
+        self._resuming: set[int] = set()
+        """Generations that were published when the job's record said that something has been trained. What
+        is registered later, while one forms, nobody could have waited for."""
         self._started: dict[int, Snapshot] = {}
         """Generation -> what it began with."""
         self._live_branch = 0
@@ -65,6 +70,8 @@ class Checks:
         elif plan.kind == "forced":
             self._check_need(plan)
         self.plans[plan.generation] = plan
+        if self._progress:
+            self._resuming.add(plan.generation)
 
     def _check_blocks(self, plan: Plan) -> None:
         blocks = [b for m in plan.members for b in m.blocks]
@@ -166,10 +173,18 @@ class Checks:
         if group is None or newest is None:
             return
         since_s = group.progress_s if group.broken_s is None else group.broken_s
+        since_s = min(since_s, self._unseen_since_s(group))
         there = max(self._held(n, 0.0) for n in cluster.nodes if n.name in members)
         if there < newest and cluster.clock.now - since_s < HOLDER_WAIT_S:
             text = f"{there} is read, but {newest} is registered, and its holder was not awaited"
             raise Violation("holder", text)
+
+    def _unseen_since_s(self, group: "Group") -> float:
+        """Since when no node of this generation is in the store, infinite while one is. A group that is cut off
+        trains on (DESIGN 4.2) without anybody there seeing when it moves, or breaks: who waits for it
+        counts from its nodes' leases."""
+        away_s = [n.unlisted_s for n in self._cluster.nodes if group.plan.lists(n.name)]
+        return max((math.inf if s is None else s for s in away_s), default=math.inf)
 
     def look(self) -> None:
         """Once a second: a machine that has been silent for its lease and a second is in no plan any more,
@@ -287,7 +302,7 @@ class Checks:
         source = members[decision.source]
         if live and source not in live:
             raise Violation("newcomer_source", f"{source.key} is the source of {plan.generation}")
-        if decision.mode == "fresh" and self._progress:
+        if decision.mode == "fresh" and plan.generation in self._resuming:
             raise Violation("from_scratch", f"generation {plan.generation} starts from scratch")
 
     def restored(self, plan: Plan, found: "Checkpoint") -> None:

@@ -223,7 +223,10 @@ class Cluster:
                     self.log(f"PLAN {plan.generation} {plan.kind} {plan.cause}: {_shown(plan)}")
             elif isinstance(event, Put) and key == keys.JOB:
                 self.checks.job_written(keys.job_of(event.item))
-            elif self.trace is not None:
+            elif key.startswith(keys.MEMBERS):
+                listed = self.nodes[int(key.removeprefix(keys.MEMBERS)[1:])]
+                listed.unlisted_s = None if isinstance(event, Put) else self.clock.now
+            if self.trace is not None and key not in (keys.GENERATION, keys.JOB):
                 self.log(f"store: {key.removeprefix(keys.PREFIX)} {type(event).__name__}")
         for node in self.nodes if everybody else sorted(self.leaders, key=lambda n: n.index):
             node.pull()

@@ -9,7 +9,7 @@ import msgspec
 
 from rallypoint.daemon.core import actions as act
 from rallypoint.daemon.core import events as ev
-from rallypoint.daemon.core import leader
+from rallypoint.daemon.core import leader, permission
 from rallypoint.daemon.core.records import JobRecord, MemberRecord
 from rallypoint.daemon.errors import LeaseExpiredError
 from rallypoint.daemon.executors.keyspace import Keyspace
@@ -211,6 +211,8 @@ class Leading:
             compare = {keys.LEADER: revision, keys.GENERATION: _revision(current)}
             if plan.restore and job is not None:
                 record = keys.job_of(job)
+                if why := permission.from_scratch_refusal(plan, record):
+                    return why
                 record = msgspec.structs.replace(record, restore_generation=plan.generation)
                 puts[keys.JOB] = keys.encode(record)
             done = keyspace.compare_and_swap(puts, compare).succeeded

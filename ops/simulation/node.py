@@ -48,6 +48,8 @@ class Node:
         """The machine runs and answers."""
         self.lost_s = 0.0
         """When the machine was lost last."""
+        self.unlisted_s: float | None = cluster.clock.now
+        """Since when its record is not in the store; None: it is there."""
         self.life = 0
         self.joined_s = 0.0
         self.asked_to_stop = False

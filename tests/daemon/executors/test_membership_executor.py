@@ -191,6 +191,18 @@ def test_a_plan_is_written_only_over_the_one_it_replaces() -> None:
     on_store(use)
 
 
+def test_a_plan_from_scratch_is_refused_where_the_job_holds_progress_by_now() -> None:
+    async def use(store: EmbeddedStore, clock: Clock) -> None:
+        node = await joined(store)
+        await node.membership.update_job(checkpoint=(2, 8), iteration=8)
+        assert not await node.membership.publish(plan(4, A, restore=True), 0)
+        refused = await node.wait_for(events.PublishRefused)
+        assert "would start from scratch" in refused.reason
+        assert await node.membership.publish(plan(4, A, restore=True, resumes=True), 0)
+
+    on_store(use)
+
+
 def test_only_the_newest_plan_is_marked_formed() -> None:
     async def use(store: EmbeddedStore, clock: Clock) -> None:
         node = await joined(store)
