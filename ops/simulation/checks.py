@@ -346,7 +346,6 @@ class Checks:
             raise Violation("mark", f"{worker.key} commits in {plan.generation}, which has no mark")
         truth[state.iteration] = state
         self._live_branch = max(self._live_branch, state.branch)
-        self._cluster.iteration = max(self._cluster.iteration, state.iteration)
         self.commits += 1
 
     def landed(self, checkpoint: "Checkpoint") -> None:

@@ -35,8 +35,6 @@ class Cluster:
         self.workers: dict[WorkerKey, Worker] = {}
         self.groups: dict[int, Group] = {}
         self.newest_generation = 0
-        self.iteration = 0
-        """Newest committed iteration anywhere: what a leader would write as progress."""
         self.dies_in_commit: set[WorkerKey] = set()
         """Workers that a fault lets die at the end of their next iteration."""
         self.dies_in_forming: set[WorkerKey] = set()

@@ -221,7 +221,7 @@ class Leading:
         self._write(plan.generation, ask)
 
     def _mark(self, generation: int) -> None:
-        revision, iteration = self._leader_revision, self._node.cluster.iteration
+        revision, iteration = self._leader_revision, self._node.iteration()
 
         def ask(keyspace: Keyspace, _: float) -> str:
             current, job = keyspace.get(keys.GENERATION), keyspace.get(keys.JOB)

@@ -341,6 +341,13 @@ class Node:
             and self.state.quarantined_until_s is None
         )
 
+    def iteration(self) -> int:
+        """What it knows of the job's progress: nothing while no worker of its own takes part. So a leader does
+        not record what a generation of others committed that it was cut off from."""
+        formed = self.state.formed_plan
+        mine = () if formed is None else self.cluster.workers_of(self)
+        return max((w.state.iteration for w in mine if formed and formed.find(w.key)), default=0)
+
     def cut_off_within(self, seconds: float) -> bool:
         """Whether it is cut off from the store, or somebody was in the last so many seconds."""
         cluster = self.cluster
