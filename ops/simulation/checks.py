@@ -34,6 +34,8 @@ class Checks:
         self._leader: Node | None = None
         """Who leads, while nothing disturbs it, since `_works_since_s`."""
         self._works_since_s = 0.0
+        self._registered: dict[str, tuple[tuple[int, int], float]] = {}
+        """Node -> the newest checkpoint in its record, and since when that is there."""
         self._left: set[str] = set()
         """Why workers have left by agreement."""
         self._truth: dict[int, dict[int, Snapshot]] = {}
@@ -199,6 +201,7 @@ class Checks:
             self._leader, self._works_since_s = leader, now
         if self._leader is None or plan is None or self.ended:
             return
+        self._check_recorded()
         survivors = [w for w in cluster.living() if w.last_formed >= max(1, self.formed)]
         if not any(plan.find(w.key) and w.node.up for w in survivors):
             return  # nobody is there to go on without it
@@ -207,6 +210,25 @@ class Checks:
             if not node.machine and plan.lists(node.name) and silent_s > DETECT_S + 1.0 + _SLACK_S:
                 text = f"{node.name} is silent for {silent_s:.1f} s, but in plan {plan.generation}"
                 raise Violation("silence", text)
+
+    def registers(self, node: str, newest: tuple[int, int] | None) -> None:
+        """The newest checkpoint in this node's record, as of now; None: there is none, or no record."""
+        before = self._registered.get(node)
+        if newest is None:
+            self._registered.pop(node, None)
+        elif before is None or before[0] != newest:
+            self._registered[node] = newest, self._cluster.clock.now
+
+    def _check_recorded(self) -> None:
+        """The next leader knows of every checkpoint that members have registered under this one."""
+        recorded = self.job.checkpoint or (0, -1)
+        for node, (newest, since_s) in self._registered.items():
+            waited_s = self._cluster.clock.now - max(since_s, self._works_since_s)
+            if newest > recorded and waited_s > 2 * _SLACK_S:
+                text = (
+                    f"{newest} is registered by {node} for {waited_s:.1f} s; recorded: {recorded}"
+                )
+                raise Violation("unrecorded", text)
 
     def _held(self, node: "Node", for_s: float) -> tuple[int, int]:
         found = self._cluster.readable(node)

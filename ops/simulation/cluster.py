@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from rallypoint.daemon.core import events as ev
+from rallypoint.daemon.core import planning
 from rallypoint.daemon.executors.store import Put, WatchEvent
 from rallypoint.daemon.shared.plan import Plan, WorkerKey
 from rallypoint.ops.simulation import keys
@@ -222,12 +223,18 @@ class Cluster:
             elif isinstance(event, Put) and key == keys.JOB:
                 self.checks.job_written(keys.job_of(event.item))
             elif key.startswith(keys.MEMBERS):
-                listed = self.nodes[int(key.removeprefix(keys.MEMBERS)[1:])]
-                listed.unlisted_s = None if isinstance(event, Put) else self.clock.now
+                self._record_changed(key.removeprefix(keys.MEMBERS), event)
             if self.trace is not None and key not in (keys.GENERATION, keys.JOB):
                 self.log(f"store: {key.removeprefix(keys.PREFIX)} {type(event).__name__}")
         for node in self.nodes if everybody else sorted(self.leaders, key=lambda n: n.index):
             node.pull()
+
+    def _record_changed(self, name: str, event: WatchEvent) -> None:
+        found = None
+        if isinstance(event, Put):
+            found = planning.readable_checkpoint(keys.member_of(event.item))
+        self.nodes[int(name[1:])].unlisted_s = None if isinstance(event, Put) else self.clock.now
+        self.checks.registers(name, found)
 
 
 def _shown(plan: Plan) -> str:
