@@ -47,7 +47,10 @@ def agreed(state: NodeState, reason: str, iteration: int, now: float) -> Decisio
 def job_ended(state: NodeState, job: JobRecord, now: float) -> Decision:
     """The job record says failed or finished."""
     before = state.ending
-    if before is not None and (before.kind == "fail" or job.state == "finished"):
+    bounded = (
+        before is not None and before.kind != "drain"
+    )  # a drain may wait for a plan: none comes
+    if before is not None and (before.kind == "fail" or (bounded and job.state == "finished")):
         return state, ()
     deadline_s = _grace_s(state, now)
     if job.state == "failed":

@@ -187,3 +187,26 @@ def test_a_drain_during_a_stop_only_brings_its_end_nearer(deadline_s: float | No
     node.feed(ev.DrainRequested(deadline_s))
     assert "SIGTERM" in node.all_of(act.Explain)[0].reason
     assert node.state.timer_at_s == (bound_s if deadline_s is None else begun + 5.0)
+
+
+def test_a_drain_that_waits_for_a_plan_ends_with_the_job() -> None:
+    """The job finishes before the generation without this node has formed: no plan lets it go any more."""
+    node = NodeScript(2).make_train().feed(ev.DrainRequested(None))
+    node.feed(
+        ev.PlanSeen(plan(2, key(0, 1, "b"), kind="planned")), ev.WorkerBroke(key(0), 1, "closed")
+    )
+    assert node.state.timer_at_s is None, "a drain takes as long as it takes"
+    begun = node.now
+    node.feed(ev.JobSeen(job(formed=1, state="finished", reason="agreed"))).wait()
+    assert node.now == begun + 30.0
+    assert [order.key for order in node.all_of(act.KillWorker)] == [key(0), key(1)]
+    assert _exit_of(node) == act.ExitSupervisor(0, "the job is finished: agreed")
+
+
+def test_a_notice_ends_with_the_job_and_keeps_its_code_and_deadline() -> None:
+    node = NodeScript(1).make_train()
+    node.state = replace(node.state, policy=replace(node.state.policy, alone=False))
+    node.feed(ev.NoticeReceived(node.now + 6.0, "spot"))
+    begun = node.now
+    node.feed(ev.JobSeen(job(formed=1, state="finished", reason="agreed"))).wait()
+    assert (node.now, _exit_of(node).code) == (begun + 5.0, 75)
