@@ -78,7 +78,7 @@ def drain(state: NodeState, event: DrainRequested, now: float) -> Decision:
     before = state.ending
     forced_s = None if event.deadline_s is None else _forced_s(now + event.deadline_s, now)
     if before is not None and before.kind != "drain":
-        ending = replace(before, deadline_s=_nearer(before, forced_s))
+        ending = _sooner(before, forced_s)
         text = f"the node ends already: {before.reason}"
         return replace(state, ending=ending), (Explain("drain_while_ending", text),)
     seconds = state.drain_seconds if event.deadline_s is None else event.deadline_s
@@ -93,7 +93,7 @@ def notice(state: NodeState, event: NoticeReceived, now: float) -> Decision:
     since nobody may be there to take its state. Where there is no other node, the job stops here."""
     before, forced_s = state.ending, _forced_s(event.deadline_s, now)
     if before is not None and before.kind != "drain":
-        ending = replace(before, deadline_s=_nearer(before, forced_s))
+        ending = _sooner(before, forced_s)
         text = f"{event.reason}; the node ends already: {before.reason}"
         return replace(state, ending=ending), (Explain("notice_while_ending", text),)
     first = state.drain_cause != "notice"
@@ -122,6 +122,12 @@ def _forced_s(deadline_s: float, now: float) -> float:
 def _nearer(before: Ending | None, forced_s: float | None) -> float | None:
     known = (None if before is None else before.deadline_s, forced_s)
     return min((at_s for at_s in known if at_s is not None), default=None)
+
+
+def _sooner(before: Ending, forced_s: float | None) -> Ending:
+    """The end that is under way, at ``forced_s`` at the latest."""
+    asked = before.asked or forced_s is not None
+    return replace(before, deadline_s=_nearer(before, forced_s), asked=asked)
 
 
 def proceed(state: NodeState, now: float) -> Decision:
@@ -160,18 +166,35 @@ def _wanted(state: NodeState, ending: Ending, slot: SlotState) -> Literal["", "s
     return "stop" if ending.kind == "stop" else ""
 
 
+def due_s(state: NodeState) -> float | None:
+    """When the end comes by force; None: it has no bound yet. Where only the record of the job is waited
+    for, and nobody has asked this node to be gone by then, the store gets its time once more after it
+    was away: its leader may have to be elected first."""
+    ending = state.ending
+    if ending is None or ending.deadline_s is None:
+        return None
+    asked = ending.kind != "finish" or ending.asked or state.drain_cause
+    if asked or not _open_job_awaited(state, ending) or any(slot.live for slot in state.slots):
+        return ending.deadline_s
+    return max(ending.deadline_s, state.leased_since_s + state.policy.stop_grace_s)
+
+
+def _open_job_awaited(state: NodeState, ending: Ending) -> bool:
+    """Whether the end that was agreed is not in the job's record yet."""
+    return ending.awaits_job and (state.job is None or state.job.state in ("running", "paused"))
+
+
 def leave_if_over(state: NodeState, now: float) -> Decision:
-    """Order the exit when every worker is gone, or by force at the deadline."""
+    """Order the exit when every worker is gone, or by force when it is due."""
     ending = state.ending
     if ending is None:
         return state, ()
     left = [slot for slot in state.slots if slot.live]
-    open_job = state.job is None or state.job.state in ("running", "paused")
-    waits = ending.awaits_job and open_job
     # While the store is away, or has no leader yet, all stay who know of the end, as long as a stop may
     # take: else those who only wait to enter would never hear of it.
-    late = ending.deadline_s is not None and now >= ending.deadline_s
-    if (left or waits) and not late:
+    forced_s = due_s(state)
+    late = forced_s is not None and now >= forced_s
+    if (left or _open_job_awaited(state, ending)) and not late:
         return state, ()
     actions: list[NodeAction] = [
         KillWorker(state.key(slot), f"still there at the deadline of the end: {ending.reason}")

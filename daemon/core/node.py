@@ -169,7 +169,7 @@ def _see_job(state: NodeState, job: JobRecord, now: float) -> Decision:
 
 def _regain_lease(state: NodeState, deadline_s: float, now: float) -> Decision:
     """The lease had run out: what was withheld meanwhile is said now."""
-    state = replace(state, lease_until_s=deadline_s)
+    state = replace(state, lease_until_s=deadline_s, leased_since_s=now)
     return state, tuple(order for slot in state.slots for order in workers.news(state, slot, now))
 
 
@@ -253,5 +253,5 @@ def _next_wake(state: NodeState) -> float | None:
     elif state.ending.exited:
         return None
     else:
-        wakes.append(state.ending.deadline_s)
+        wakes.append(ending.due_s(state))
     return min((at_s for at_s in wakes if at_s is not None), default=None)

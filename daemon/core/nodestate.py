@@ -109,6 +109,8 @@ class Ending:
     awaits_job: bool = False
     """It ends by agreement with other nodes: its record, which says so, stays until the leader has
     written the end of the job, or ``deadline_s`` is there."""
+    asked: bool = False
+    """A drain or a notice came while it was ending already, and said by when it must be gone."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,8 @@ class NodeState:
     """Not empty: the node drains."""
     lease_until_s: float = math.inf
     """Until when this node's lease is known to hold; no bound before the first `LeaseKept`."""
+    leased_since_s: float = -math.inf
+    """When this node got its lease again after it had run out; -inf: it never has."""
     formed_plan: Plan | None = None
     """The plan of the newest generation marked formed, when this node has seen it."""
     checkpoint: tuple[int, int] | None = None

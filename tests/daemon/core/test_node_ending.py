@@ -126,6 +126,37 @@ def test_rule_06_with_other_nodes_the_record_stays_until_the_end_is_written(writ
     assert _exit_of(node).code == 0
 
 
+_DRAIN = ev.DrainRequested(None)
+_NOTICE = ev.NoticeReceived(136.0, "spot")
+"""The machine goes in 36 s; by force 5 s before that."""
+
+
+@pytest.mark.parametrize(
+    ("back_s", "before", "during", "ends_s"),
+    [
+        pytest.param(125.0, None, None, 155.0, id="back in time"),
+        pytest.param(125.0, _DRAIN, None, 130.0, id="back in time, but the node drains"),
+        pytest.param(125.0, None, _NOTICE, 130.0, id="back in time, but the machine goes"),
+        pytest.param(None, None, None, 130.0, id="away"),
+    ],
+)
+def test_rule_06_a_store_that_comes_back_gets_its_time_to_write_the_agreed_end(
+    back_s: float | None, before: ev.NodeEvent | None, during: ev.NodeEvent | None, ends_s: float
+) -> None:
+    """Whoever led may be gone, and its lease holds the leader's key yet."""
+    node = NodeScript(1, now=100.0)
+    node.state = replace(node.state, policy=replace(node.state.policy, alone=False))
+    node.make_train(generation=1).feed(ev.LeaseKept(105.0))
+    node.feed(*(() if before is None else (before,)))
+    node.feed(ev.WorkerLeft(key(0), 50, "finished")).exit(0, signal=None)
+    node.feed(*(() if during is None else (during,)))
+    if back_s is not None:
+        node.now = back_s
+        node.feed(ev.LeaseKept(back_s + 60.0))
+    node.wait()
+    assert (node.now, _exit_of(node).code) == (ends_s, 0)
+
+
 def test_a_failed_job_ends_the_node_with_1_and_the_reason() -> None:
     node = NodeScript(2).make_train().exit(1)
     node.feed(ev.JobSeen(job(formed=1, state="failed", reason="program error: …")))
