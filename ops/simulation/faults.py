@@ -18,7 +18,8 @@ class Faults:
         self._cluster = cluster
         self._choose = cluster.choose
         self._part = 0
-        self._over = False
+        self.mended = False
+        """Nothing goes wrong any more."""
         self._odd = 0
         self.done: dict[str, int] = {}
         self.gone: set[int] = set()
@@ -32,7 +33,7 @@ class Faults:
         """Nothing goes wrong any more: all links work, and what was down is started again, but for
         machines that a job can do without."""
         cluster = self._cluster
-        self._over = True
+        self.mended = True
         cluster.log("--- from here on nothing goes wrong ---")
         cluster.parts.clear()
         cluster.etcd.cut.clear()
@@ -60,7 +61,7 @@ class Faults:
         self._cluster.clock.after(self._choose.expovariate(1.0 / every_s), self._strike)
 
     def _strike(self) -> None:
-        if self._over:
+        if self.mended:
             return
         self.do(self._choose.choice(self._cluster.scenario.faults))
         self._next()
@@ -347,7 +348,7 @@ class Faults:
 
     def _later(self, delay_s: float, act: Callable[[], object]) -> None:
         def unless_over() -> None:
-            if not self._over:
+            if not self.mended:
                 act()
 
         self._cluster.clock.after(delay_s, unless_over)
@@ -362,7 +363,12 @@ class Faults:
     def stop_job(self) -> None:
         """The operator stops the job, on some node."""
         node = self._node()
-        if node is not None and node.state.started:
+        if node is not None:
+            self.stop_on(node)
+
+    def stop_on(self, node: Node) -> None:
+        """The operator stops the job on this node, if its supervisor runs."""
+        if node.up and node.state.started:
             self._cluster.log(f"the operator stops the job on {node.name}")
             node.asked_to_stop = True
             node.decide(ev.StopRequested("the operator"))

@@ -11,11 +11,11 @@ from rallypoint.ops.simulation import mutants
 from rallypoint.ops.simulation.cluster import Cluster
 from rallypoint.ops.simulation.errors import Violation
 from rallypoint.ops.simulation.faults import Faults
+from rallypoint.ops.simulation.operating import Operator
 from rallypoint.ops.simulation.scenario import FAULTS, draw
 
 QUIET_S = 150.0
 """Once nothing goes wrong any more, the job must train within this time."""
-_STOP_AGAIN_S = 20.0
 TWICE_EVERY = 10
 """Every tenth seed is run a second time and must come to the very same end."""
 
@@ -103,8 +103,7 @@ def _play(cluster: Cluster, faults: Faults) -> None:
     if cluster.choose.random() < 0.7:
         clock.run_until(clock.now + 10.0)
     faults.begin()
-    if scenario.end == "stopped":
-        _stop_at_random(cluster, faults)
+    Operator(cluster, faults).begin()
     clock.run_until(clock.now + scenario.faulty_s)
     faults.mend()
     end_s = clock.now + QUIET_S
@@ -114,17 +113,6 @@ def _play(cluster: Cluster, faults: Faults) -> None:
         if since.settled(faults):
             return
     raise Violation("liveness", since.why(faults))
-
-
-def _stop_at_random(cluster: Cluster, faults: Faults) -> None:
-    """The operator stops the job while things go wrong, and again if that had no effect."""
-
-    def stop() -> None:
-        if not cluster.checks.ended:
-            faults.stop_job()
-            cluster.clock.after(_STOP_AGAIN_S, stop)
-
-    cluster.clock.after(cluster.choose.uniform(5.0, cluster.scenario.faulty_s), stop)
 
 
 class _Since:

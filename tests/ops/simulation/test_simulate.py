@@ -47,6 +47,23 @@ def test_every_invariant_holds_in_every_seed(first: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(9420, id="an agreed end, etcd back late, its leader gone"),
+        pytest.param(10629, id="an agreed end that nobody could write"),
+        pytest.param(34899, id="a drain waits for a plan, and the job ends"),
+        pytest.param(8212, id="stopped on a node that the others cannot do without"),
+        pytest.param(96113, id="stopped on the node that holds the only checkpoint"),
+    ],
+)
+def test_what_a_long_run_found_stays_mended(seed: int) -> None:
+    outcome = run(seed, Asked())
+    assert not outcome.violation, outcome.message
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [2, 3, 4])
 def test_a_job_of_a_thousand_nodes_forms_and_trains(seed: int) -> None:
