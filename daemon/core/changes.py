@@ -98,6 +98,9 @@ def _after_loss(
         broken = f"{len(view.broken)} of {plan.world_size} reported it broken"
         text = f"generation {plan.generation}: lost {lost}; {broken}"
         return Wait("loss_seen", text, due_s)
+    stale = tuple(key for key in view.lost if key in state.given_up)
+    if stale and now - state.given_up_at_s > ASK_AGAIN_S:  # nobody was there to go on without them
+        return Inquiry(stale)
     why = f"generation {plan.generation}: lost {lost}"
     return _forced(view, _cause_of_loss(view, plan, job), why)
 
@@ -332,7 +335,8 @@ def _start_answered(
     state: LeaderState, view: View, draft: Draft, job: JobRecord, answers: Answers, now: float
 ) -> Draft | Wait:
     old = [key for key in view.unproven if key in answers.answering]
-    if old and (_may_train(state, answers) or now < _patience_s(state, now)):
+    train = state.plan is not None and _may_train(state.plan, job, answers)
+    if old and (train or now < _patience_s(state)):
         text = f"no survivor is listed, but {_names(old)} of an earlier plan still answer"
         return _ask_again("start_waits", text, now)
     ready = tuple(w for w in draft.newcomers if w.key in answers.answering)
@@ -344,16 +348,29 @@ def _start_answered(
     return replace(draft, newcomers=ready)
 
 
-def _may_train(state: LeaderState, answers: Answers) -> bool:
+def may_have_trained(state: LeaderState, answers: Answers) -> bool:
+    """Whether those of the plan may have been training until now: they still may, or this is the first
+    that is heard of them since the loss."""
+    plan, job = state.plan, state.job
+    if plan is None or job is None:
+        return False
+    known = {m.key for m in (*plan.members, *plan.left_out)}
+    first = state.loss_at_s is None or state.whole_at_s < state.loss_at_s
+    return _may_train(plan, job, answers) or (first and not known.isdisjoint(answers.answering))
+
+
+def _may_train(plan: Plan, job: JobRecord, answers: Answers) -> bool:
     """Whether workers of the plan may be training: all of them answer. Where one is gone or left out,
-    no collective of the others can end."""
-    plan = state.plan
-    return plan is not None and answers.answering.issuperset(m.key for m in plan.members)
+    no collective of the others can end. Until a planned one is formed its survivors train without its
+    newcomers."""
+    pending = plan.kind == "planned" and job.formed < plan.generation
+    needed = plan.survivors if pending else tuple(m.key for m in plan.members)
+    return answers.answering.issuperset(needed)
 
 
-def _patience_s(state: LeaderState, now: float) -> float:
+def _patience_s(state: LeaderState) -> float:
     """Until when a holder of the newest state that answers, but cannot train, may come back."""
-    return (now if state.loss_at_s is None else state.loss_at_s) + state.policy.holder_wait_s
+    return state.whole_at_s + state.policy.holder_wait_s
 
 
 def _join_answered(state: LeaderState, draft: Draft, answers: Answers, now: float) -> Draft | Wait:

@@ -79,7 +79,7 @@ def decide(state: LeaderState, event: LeaderEvent, now: float) -> Decision:
         case JobChanged(job=job):
             state = _job_changed(state, job)
         case ProbeAnswered():
-            state, answers, first = _answered(state, event)
+            state, answers, first = _answered(state, event, now)
         case PublishRefused(generation=generation, reason=reason):
             state, first = _refused(state, generation, reason, now)
         case TimerFired():
@@ -153,7 +153,7 @@ def _job_changed(state: LeaderState, job: JobRecord) -> LeaderState:
 
 
 def _answered(
-    state: LeaderState, event: ProbeAnswered
+    state: LeaderState, event: ProbeAnswered, now: float
 ) -> tuple[LeaderState, Answers | None, tuple[LeaderAction, ...]]:
     if event.probe > state.last_probe:
         raise InvalidTransition(f"answer to probe {event.probe}, never sent", state.recent)
@@ -161,7 +161,10 @@ def _answered(
     if probe is None or event.probe != probe.number:
         text = f"answer to probe {event.probe}: a newer plan or probe made it idle"
         return state, None, (Explain("stale_event", text),)
-    return replace(state, probe=None), Answers.of(probe, event), ()
+    answers = Answers.of(probe, event)
+    if changes.may_have_trained(state, answers):
+        state = replace(state, whole_at_s=now)
+    return replace(state, probe=None), answers, ()
 
 
 def _refused(state: LeaderState, generation: int, reason: str, now: float) -> Decision:
@@ -318,7 +321,8 @@ def _change(
 def _judge_absent(state: LeaderState, job: JobRecord, answers: Answers, now: float) -> Decision:
     state = replace(
         state,
-        given_up=state.given_up | absence.lost(state, job, answers, now),
+        given_up=state.given_up - answers.asked | absence.lost(state, job, answers, now),
+        given_up_at_s=now,
         inquire_after_s=absence.ask_again_s(state, job, now),
     )
     view = _survey(state, job, now)

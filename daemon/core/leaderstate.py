@@ -65,6 +65,8 @@ class LeaderState:
     """Who waits for others, as the present records say it."""
     given_up: frozenset[WorkerKey] = frozenset()
     """Absent members of the present plan that are taken for lost."""
+    given_up_at_s: float = 0.0
+    """When they were last asked."""
     inquire_after_s: float = 0.0
     """Absent members are not asked again before this moment."""
     recording: tuple[int, int] | None = None
@@ -75,6 +77,9 @@ class LeaderState:
     """When the first loss of this window was seen."""
     gather_at_s: float | None = None
     """When the first newcomer that waits was seen."""
+    whole_at_s: float = -math.inf
+    """When they may have trained last, who are listed no more but answer: all that they need answered, or
+    it was the first answer since the loss."""
     not_before_s: float = 0.0
     """Back-off of retries: no forced plan and no probe before this moment."""
     refused_until_s: float = 0.0

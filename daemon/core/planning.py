@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from rallypoint.daemon.core.joining import differences
 from rallypoint.daemon.core.policy import LeaderPolicy
 from rallypoint.daemon.core.records import JobRecord, MemberRecord, SlotRecord, WorkerState
@@ -90,7 +92,7 @@ def survey(
 ) -> View:
     """Sort the workers of all member records by what they mean to the next plan. ``given_up``: absent
     members that are taken for lost. ``elected``: the leader is new, and nodes may still register."""
-    workers = {w.key: w for member in members for w in _workers(member, job)}
+    workers = {w.key: w for member in members for w in _workers(member, plan, job)}
     planned = () if plan is None else tuple(m.key for m in plan.members)
     generation = 0 if plan is None else plan.generation
     known = {(m.node, s.slot): (m, s) for m in members for s in m.slots}
@@ -194,15 +196,22 @@ def _is_gone(key: WorkerKey, slots: Mapping[tuple[str, int], SlotRecord]) -> boo
     return record.incarnation != key.incarnation or record.state in _GONE or bool(record.left)
 
 
-def _workers(member: MemberRecord, job: JobRecord) -> list[Worker]:
+def _workers(member: MemberRecord, plan: Plan | None, job: JobRecord) -> list[Worker]:
     admitted = not member.quarantined and not differences(job, member)
     warm = (slot for slot in member.slots if slot.state in _WARM and not slot.left)
-    return [_worker(member, slot, job, admitted=admitted) for slot in warm]
+    return [_worker(member, slot, plan, job, admitted=admitted) for slot in warm]
 
 
-def _worker(member: MemberRecord, slot: SlotRecord, job: JobRecord, *, admitted: bool) -> Worker:
+def _worker(
+    member: MemberRecord, slot: SlotRecord, plan: Plan | None, job: JobRecord, *, admitted: bool
+) -> Worker:
+    key = WorkerKey(member.node, slot.slot, slot.incarnation)
+    marked = plan is not None and slot.last_formed < plan.generation <= job.formed
+    if plan is not None and marked and plan.find(key) is not None:
+        # All members have formed what is marked. Its supervisor, just started, may have read less.
+        slot = replace(slot, last_formed=plan.generation)
     return Worker(
-        key=WorkerKey(member.node, slot.slot, slot.incarnation),
+        key=key,
         record=slot,
         host=slot.host or member.advertise,
         draining=member.draining,

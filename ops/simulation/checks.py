@@ -106,8 +106,11 @@ class Checks:
         return steady and moves and seen and len(group.formed) == formed.world_size
 
     def _check_restore(self, plan: Plan) -> None:
-        """Nothing is restored over a generation that can be seen to train."""
-        if self._trains_in_sight():
+        """Nothing is restored over a generation that can be seen to train; unless that was decided before,
+        when nobody reached it, and only those who were to restore did not come."""
+        newest = self.plans.get(max(self.plans, default=0))
+        again = newest is not None and newest.restore and newest.generation > self.formed
+        if self._trains_in_sight() and not again:
             text = f"generation {plan.generation} restores while {self.formed} trains"
             raise Violation("restore_over_training", text)
         self._check_survivors(plan)
@@ -340,8 +343,8 @@ class Checks:
     def forms(self, plan: Plan, members: "Sequence[Worker]", state: "Snapshot") -> None:
         """All have the same state, and no committed iteration is lost."""
         self._started[plan.generation] = state
-        if plan.restore:
-            return
+        if plan.restore or plan.generation < self.formed:
+            return  # one that is formed late, by workers that were cut off, is never marked: it commits nothing
         newest = max(self._truth.get(state.branch, {}), default=0)
         if state.iteration < newest and state.branch == self._live_branch:
             raise Violation(

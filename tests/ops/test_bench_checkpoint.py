@@ -22,7 +22,7 @@ def test_ours_is_held_against_an_iteration_and_a_raw_copy_of_the_same_place() ->
         row("raw copy", 2.0, 2.0, "S3 (moto)"),
         row("ours", 0.01, 3.0, "S3 (moto)"),
     ]
-    found = checkpoint.document(rows, {"size": "50MB"})
+    found = checkpoint.document(rows, {"size": "50MB", "device": "cpu"})
     local, remote = found["goals"]
     assert local["stall_s_per_100_mb"] == pytest.approx(0.04)
     assert local["stall_of_iteration"] == pytest.approx(0.005)
@@ -34,6 +34,14 @@ def test_ours_is_held_against_an_iteration_and_a_raw_copy_of_the_same_place() ->
         in text
     )
     assert "persisted in 1.50 times a raw copy (goal 1.2: missed)" in text
+
+
+@pytest.mark.parametrize(
+    ("stall_s", "verdict"), [(0.004, "8.0 ms per 100 MB (goal 10 ms: met)"), (0.006, "missed")]
+)
+def test_on_a_gpu_the_stall_itself_is_the_goal(stall_s: float, verdict: str) -> None:
+    rows = [row("raw copy", 0.5, 0.5), row("ours", stall_s, 0.55)]
+    assert verdict in checkpoint.text(checkpoint.document(rows, {"device": "cuda"}))
 
 
 @pytest.mark.parametrize(("text", "size"), [("100MB", 10**8), ("1GB", 10**9), ("7KB", 7000)])
