@@ -229,13 +229,20 @@ class Faults:
         self._part += 1
         away = [n for n in cluster.nodes if self._choose.random() < 0.5]
         both = self._choose.random() < 0.3
-        for node in away:
-            cluster.parts[node.index] = self._part
-            if not both:
-                cluster.etcd.cut.add(node.index)
+        self._divide(away)
+        if not both:
+            cluster.etcd.cut.update(node.index for node in away)
         seconds = self._choose.choice([1.0, 7.0, 25.0])
         self._later(seconds, lambda: self._joined_again(*away))
         return bool(away)
+
+    def _divide(self, away: list[Node]) -> None:
+        """These nodes reach each other alone; those that were in other parts before may do so anew."""
+        cluster = self._cluster
+        met = any(node.index in cluster.parts for node in away)
+        cluster.parts.update(dict.fromkeys((node.index for node in away), self._part))
+        if met:
+            cluster.network_changed()
 
     def group_cut_off(self) -> bool:
         """All nodes of the newest formed generation reach neither etcd nor the rest, some of them losing a
@@ -247,7 +254,7 @@ class Faults:
             return False
         self._part += 1
         if choose.random() < 0.6:
-            cluster.parts.update(dict.fromkeys((n.index for n in away), self._part))
+            self._divide(away)
         cluster.etcd.cut.update(node.index for node in away)
         victims = [w for n in away for w in cluster.workers_of(n) if w.alive]
         if victims and choose.random() < 0.5:
