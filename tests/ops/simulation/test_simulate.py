@@ -20,7 +20,7 @@ from rallypoint.ops.simulation.scenario import FAULTS, draw
 
 SEEDS = 2000
 CHUNK = 125
-FOUND_WITHIN = 200
+FOUND_WITHIN = 500
 """A mutant is found by the first seeds of those that run here, or not at all."""
 
 
