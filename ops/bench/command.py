@@ -1,4 +1,4 @@
-"""``rallypoint bench recovery|throughput|ppo|scaling|soak|membership|checkpoint``: measurements on this machine."""
+"""``rallypoint bench …``: measurements on this machine."""
 
 import argparse
 import itertools
@@ -17,6 +17,7 @@ from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.tasks import TASK_OVERRIDES
 from rallypoint.ops.bench import (
     checkpoint,
+    ftpeer,
     membership,
     membershipreport,
     noderecovery,
@@ -29,6 +30,14 @@ from rallypoint.ops.bench import (
     scaling,
     soak,
     throughput,
+)
+from rallypoint.ops.bench.arguments import (
+    add_common,
+    configure_checkpoint,
+    configure_membership,
+    configure_torchft,
+    counts,
+    seconds,
 )
 from rallypoint.ops.bench.job import Job
 from rallypoint.ops.bench.membership import Loss
@@ -57,7 +66,7 @@ class BenchCommand:
         kills.add_argument("--nodes", type=int, default=0, metavar="N", help=text)
         text = "with --nodes: membership.detect_s of each run (default 5,3)"
         kills.add_argument(
-            "--detect-s", type=_seconds, default=(5.0, 3.0), metavar="S,S,…", help=text
+            "--detect-s", type=seconds, default=(5.0, 3.0), metavar="S,S,…", help=text
         )
         kills.add_argument("--kills", type=int, default=20, metavar="N")
         kills.add_argument("--seed", type=int, default=1, help="of victims, moments and the job")
@@ -86,11 +95,12 @@ class BenchCommand:
         blows.add_argument("--seed", type=int, default=1, help="of victims, moments and the job")
         text = "env steps a second by number of workers, and the bytes of each collective"
         scales = benchmarks.add_parser("scaling", help=text, description=text)
-        scales.add_argument("--workers", type=_counts, default=(1, 2, 4), metavar="N,N,…")
+        scales.add_argument("--workers", type=counts, default=(1, 2, 4), metavar="N,N,…")
         scales.add_argument("--iterations", type=int, default=20, metavar="N")
         scales.add_argument("--seed", type=int, default=1, help="of the job")
-        _configure_membership(benchmarks)
-        _configure_checkpoint(benchmarks)
+        configure_membership(benchmarks)
+        configure_checkpoint(benchmarks)
+        configure_torchft(benchmarks)
         text = "preemption notices to nodes of a job on etcd: env steps lost, and the others' stall"
         warned = benchmarks.add_parser("notice", help=text, description=text)
         warned.add_argument("--nodes", type=int, default=3, metavar="N")
@@ -102,7 +112,7 @@ class BenchCommand:
             (warned, DEFAULT),
         ):
             parts.add_argument("--task", default=task, choices=sorted(TASK_OVERRIDES))
-            _add_common(parts)
+            add_common(parts)
 
     def run(self, args: argparse.Namespace) -> int:
         """0; 1 when a kill was not recovered from, or something did not hold."""
@@ -133,6 +143,9 @@ class BenchCommand:
             elif args.benchmark == "notice":
                 document = _notice(args, Path(directory))
                 text, failed = notice.text(document), not document["held"]
+            elif args.benchmark == "torchft":
+                document = _torchft(args, Path(directory))
+                text = ftpeer.text(document)
             elif args.benchmark == "ppo":
                 document = _ppo(args, Path(directory))
                 text = ppo.text(document)
@@ -153,52 +166,6 @@ def ends_in_order() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    """Numbers of workers or nodes, ascending, from ``1,2,4``."""
-    counts = tuple(sorted({int(part) for part in text.split(",")}))
-    if counts[0] < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: at least 1")
-    return counts
-
-
-def _seconds(text: str) -> tuple[float, ...]:
-    """Seconds, as given, from ``5,3``."""
-    return tuple(float(part) for part in text.split(","))
-
-
-def _configure_membership(benchmarks: Any) -> None:
-    text = "nodes without workers on one etcd: time from a loss to everybody having the new plan"
-    parser = benchmarks.add_parser("membership", help=text, description=text)
-    parser.add_argument("--nodes", type=_counts, default=(10, 100), metavar="N,N,…")
-    parser.add_argument("--losses", type=int, default=5, metavar="N", help="of each kind (5)")
-    parser.add_argument("--idle-s", type=float, default=10.0, metavar="S", help="watched idle (10)")
-    parser.add_argument("--seed", type=int, default=1, help="of victims")
-    _add_common(parser)
-
-
-def _configure_checkpoint(benchmarks: Any) -> None:
-    text = (
-        "stall of the loop, time to be durable and memory of a checkpoint, beside torch's own ways"
-    )
-    parser = benchmarks.add_parser("checkpoint", help=text, description=text)
-    parser.add_argument("--size", default="100MB", metavar="SIZE", help="of the state (100MB)")
-    parser.add_argument("--saves", type=int, default=3, metavar="N", help="timed, at most (3)")
-    parser.add_argument("--device", default="cpu", help="where the live state is: cpu, cuda")
-    text = "where to save to beside a local directory (an S3 server on this machine, by moto)"
-    parser.add_argument("--url", metavar="URL", help=text)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the JSON here")
-
-
-def _add_common(parser: argparse.ArgumentParser) -> None:
-    text = "a further setting of the job; may be repeated"
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help=text
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the JSON here")
 
 
 def _about(args: argparse.Namespace) -> dict[str, Any]:
@@ -363,6 +330,26 @@ def _notice(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     )
     about = {"nodes": args.nodes, "task": args.task, "seed": args.seed, "settings": args.settings}
     return {**about, **document}
+
+
+def _torchft(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    if args.workers < 2 or min(args.kills, args.stops) < 0:
+        raise ConfigError(
+            f"--workers {args.workers} --kills {args.kills} --stops {args.stops}: at least 2 workers "
+            "(somebody must survive), and no number below 0"
+        )
+    system = ftpeer.version(args.peer)
+    blows = ftpeer.measure(
+        directory,
+        args.peer,
+        workers=args.workers,
+        kills=args.kills,
+        stops=args.stops,
+        seed=args.seed,
+        show=lambda blow: None if args.json else print(ftpeer.line_text(blow), flush=True),
+    )
+    about = {"system": system, "workers": args.workers, "seed": args.seed}
+    return ftpeer.document(blows, about)
 
 
 def _throughput(args: argparse.Namespace, directory: Path) -> dict[str, Any]:

@@ -13,10 +13,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rallypoint.ops.bench import processes
 from rallypoint.ops.bench.processes import Deadline
+
+if TYPE_CHECKING:
+    from torch import nn
 
 WARM_UP_BOUND_S: Final = 120.0
 BOUND_S: Final = 60.0
@@ -100,12 +103,20 @@ def end_workers(steps: Sequence[dict[str, Any]]) -> None:
             continue
 
 
+def small_network() -> "nn.Module":
+    """A policy of the size that the default task has."""
+    from torch import nn
+
+    return nn.Sequential(
+        *(nn.Linear(48, 128), nn.ELU(), nn.Linear(128, 128), nn.ELU(), nn.Linear(128, 12))
+    )
+
+
 def train(log: Path, seconds: float, backend: str) -> None:
     """One rank: mini-batches of the size that a worker of the default task has, until its time is
     over; the first step of this life goes to ``log``."""
     import torch
     import torch.distributed as dist
-    from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
     end_s = time.monotonic() + seconds
@@ -116,9 +127,7 @@ def train(log: Path, seconds: float, backend: str) -> None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group(backend)
-    model = nn.Sequential(
-        *(nn.Linear(48, 128), nn.ELU(), nn.Linear(128, 128), nn.ELU(), nn.Linear(128, 12))
-    ).to(device)
+    model = small_network().to(device)
     module = DistributedDataParallel(model)
     optimiser = torch.optim.Adam(module.parameters(), lr=1e-3)
     first = True
