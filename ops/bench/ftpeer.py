@@ -67,7 +67,7 @@ class Group:
             self._wait("the lighthouse", self._address.exists)
             for number in range(workers):
                 self.workers.append(self._start(*self._worker(number)))
-        except BaseException:
+        except BaseException:  # whatever it is: no process is left behind
             self.close()
             raise
 
