@@ -14,7 +14,6 @@ from rallypoint.trainer.elastic.protocol import Decision
 if TYPE_CHECKING:
     from rallypoint.ops.simulation.checkpoints import Checkpoint
     from rallypoint.ops.simulation.cluster import Cluster
-    from rallypoint.ops.simulation.group import Group
     from rallypoint.ops.simulation.node import Node
     from rallypoint.ops.simulation.worker import Snapshot, Worker
 
@@ -40,9 +39,9 @@ class Checks:
         """Why workers have left by agreement."""
         self._truth: dict[int, dict[int, Snapshot]] = {}
         """Branch -> iteration -> what was committed."""
-        self._resuming: set[int] = set()
-        """Generations that were published when the job's record said that something has been trained. What
-        is registered later, while one forms, nobody could have waited for."""
+        self._awaited: set[int] = set()
+        """Generations that were published before anything was recorded, but not before everybody who may
+        hold a local checkpoint had the time to come. What such a one registers while they form is too late."""
         self._started: dict[int, Snapshot] = {}
         """Generation -> what it began with."""
         self._live_branch = 0
@@ -72,8 +71,9 @@ class Checks:
         elif plan.kind == "forced":
             self._check_need(plan)
         self.plans[plan.generation] = plan
-        if self._progress:
-            self._resuming.add(plan.generation)
+        shared = self._cluster.scenario.shared_checkpoints
+        if not (shared or self._progress) and self._lost_for_s() >= HOLDER_WAIT_S:
+            self._awaited.add(plan.generation)
 
     def _check_blocks(self, plan: Plan) -> None:
         blocks = [b for m in plan.members for b in m.blocks]
@@ -173,23 +173,23 @@ class Checks:
 
     def _check_awaited(self, members: set[str]) -> None:
         """Whoever holds the newest checkpoint that was registered gets time to come."""
-        cluster, group = self._cluster, self._cluster.groups.get(self.formed)
         newest = self.job.checkpoint
-        if group is None or newest is None:
-            return
-        since_s = group.progress_s if group.broken_s is None else group.broken_s
-        since_s = min(since_s, self._unseen_since_s(group))
-        there = max(self._held(n, 0.0) for n in cluster.nodes if n.name in members)
-        if there < newest and cluster.clock.now - since_s < HOLDER_WAIT_S:
+        there = max(self._held(n, 0.0) for n in self._cluster.nodes if n.name in members)
+        if newest is not None and there < newest and self._lost_for_s() < HOLDER_WAIT_S:
             text = f"{there} is read, but {newest} is registered, and its holder was not awaited"
             raise Violation("holder", text)
 
-    def _unseen_since_s(self, group: "Group") -> float:
-        """Since when no node of this generation is in the store, infinite while one is. A group that is cut off
-        trains on (DESIGN 4.2) without anybody there seeing when it moves, or breaks: who waits for it
-        counts from its nodes' leases."""
+    def _lost_for_s(self) -> float:
+        """How long the newest formed generation has been lost; without end where there is none. A group that
+        is cut off trains on (DESIGN 4.2) without anybody elsewhere seeing when it moves, or breaks: who
+        waits for it counts from the end of its nodes' leases."""
+        group = self._cluster.groups.get(self.formed)
+        if group is None:
+            return math.inf
+        since_s = group.progress_s if group.broken_s is None else group.broken_s
         away_s = [n.unlisted_s for n in self._cluster.nodes if group.plan.lists(n.name)]
-        return max((math.inf if s is None else s for s in away_s), default=math.inf)
+        unseen_s = max((math.inf if s is None else s for s in away_s), default=math.inf)
+        return self._cluster.clock.now - min(since_s, unseen_s)
 
     def look(self) -> None:
         """Once a second: a machine that has been silent for its lease and a second is in no plan any more,
@@ -327,7 +327,7 @@ class Checks:
         source = members[decision.source]
         if live and source not in live:
             raise Violation("newcomer_source", f"{source.key} is the source of {plan.generation}")
-        if decision.mode == "fresh" and plan.generation in self._resuming:
+        if decision.mode == "fresh" and self._progress and plan.generation not in self._awaited:
             raise Violation("from_scratch", f"generation {plan.generation} starts from scratch")
 
     def restored(self, plan: Plan, found: "Checkpoint") -> None:
