@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Final
 
 from rallypoint.daemon.core.errors import InvalidTransition
 from rallypoint.ops.simulation import mutants
@@ -15,7 +16,10 @@ from rallypoint.ops.simulation.operating import Operator
 from rallypoint.ops.simulation.scenario import FAULTS, draw
 
 QUIET_S = 150.0
-"""Once nothing goes wrong any more, the job must train within this time."""
+"""Once nothing goes wrong any more, the job must train within this time; to come to an end of its own it
+may take as long again as its iterations do, since a restore may have begun with the first."""
+_SLOWEST: Final = 1.2
+"""So much longer than `Scenario.iteration_s` an iteration may take."""
 TWICE_EVERY = 10
 """Every tenth seed is run a second time and must come to the very same end."""
 
@@ -106,7 +110,9 @@ def _play(cluster: Cluster, faults: Faults) -> None:
     Operator(cluster, faults).begin()
     clock.run_until(clock.now + scenario.faulty_s)
     faults.mend()
-    end_s = clock.now + QUIET_S
+    own_end = scenario.end in ("finished", "failed")
+    training_s = scenario.end_iteration * scenario.iteration_s * _SLOWEST if own_end else 0.0
+    end_s = clock.now + QUIET_S + training_s
     since = _Since(cluster)
     while clock.now < end_s:
         clock.run_until(clock.now + 1.0)

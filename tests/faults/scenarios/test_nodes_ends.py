@@ -1,6 +1,7 @@
 """How a job of several nodes ends, holds, and keeps spares."""
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -145,6 +146,7 @@ def test_a_node_that_differs_is_refused_in_words_and_disturbs_nobody(
         assert f"holds job '{other.job}', not job.name" in stranger.output()
         state = other.base / "x" / "run" / "state.json"
         state.write_text(state.read_text().replace(other.job, job.job))
+        shutil.rmtree(other.base / "x" / "run" / "checkpoints")  # they would be refused before
         stranger = other.start("x", options=("--job", job.job))[0]
         assert stranger.process.wait(WAIT_S) == 2
         assert f"holds another job '{job.job}' (uid {job.record()['uid']})" in stranger.output()

@@ -55,6 +55,7 @@ def test_every_invariant_holds_in_every_seed(first: int) -> None:
         pytest.param(10629, id="an agreed end that nobody could write"),
         pytest.param(34899, id="a drain waits for a plan, and the job ends"),
         pytest.param(8212, id="stopped on a node that the others cannot do without"),
+        pytest.param(203247, id="long iterations, an error of the program in the 32nd"),
         pytest.param(96113, id="stopped on the node that holds the only checkpoint"),
     ],
 )
