@@ -46,6 +46,7 @@ def test_started_it_is_ready_says_what_it_does_and_runs_as_its_user(machine: Mac
     assert not service.alive(pids)
 
 
+UNIT = "rallypoint@.service"
 FRESH = "Environment=MALLOC_MMAP_THRESHOLD_=4096\n"
 """Memory is given back at once and asked for again: so a new limit of it takes effect."""
 
@@ -215,6 +216,18 @@ def test_a_configuration_that_cannot_be_is_not_tried_again(machine: Machine) -> 
     assert service.show("NRestarts") == "0"
     assert service.show("ExecMainStatus") == "2"
     assert "seed" in service.log()
+
+
+def test_a_supervisor_that_cannot_start_is_tried_for_a_while_then_waits_for_a_person(
+    machine: Machine,
+) -> None:
+    service = Service(machine, "hopeless", drop_in="ExecStart=\nExecStart=/bin/false\n")
+    assert machine.try_run("systemctl", "start", service.unit).returncode != 0
+    word = "Start request repeated too quickly"
+    machine.wait(lambda: word in service.log(), lambda: service.log()[-2000:])
+    (burst,) = re.findall(r"^StartLimitBurst=(\d+)$", (FOLDER / UNIT).read_text(), re.MULTILINE)
+    assert service.log().count("status=1/FAILURE") == int(burst)
+    assert service.show("ActiveState") == "failed"
 
 
 def test_a_node_that_left_on_a_notice_is_not_started_again(machine: Machine) -> None:

@@ -111,3 +111,26 @@ def test_the_newest_of_both_tiers_survives_whatever_is_lost(
         left = job.end_all()
     assert left == []
     assert remote.list()[0].order > expected.order
+
+
+def test_a_tier_that_takes_longer_than_its_period_is_counted(tmp_path: Path) -> None:
+    """One write is slow: those that are due meanwhile are passed over, and the next commit tells it."""
+    counted = 'checkpoint_passed_over_total{{tier="{}"}}'.format
+    job = FaultJob(tmp_path / "run", "--workers", "2", "--set", "checkpoint.every_iterations=2")
+    try:
+        job.settle(2)
+        before = job.metrics()[counted("local")]
+        job.arming.arm("checkpoint_save:0=sleep=3")
+        job.wait_fired()
+        job.wait_until(
+            lambda: job.metrics()[counted("local")] > before, lambda: "a save to be passed over"
+        )
+        told = [line for line in job.logged("checkpoint_committed") if line["passed_over"]]
+        assert told[-1]["tier"] == "local"
+        assert told[-1]["persist_s"] >= 3
+        assert job.metrics()[counted("url")] == 0
+        assert job.logged("checkpoint_failed") == []
+        assert job.end() == 0
+    finally:
+        left = job.end_all()
+    assert left == []
