@@ -119,6 +119,17 @@ def test_a_mark_stands_at_its_moment_and_says_why() -> None:
     assert "&lt;who&gt;" in drawn
 
 
+def test_marks_of_one_moment_do_not_hide_each_other() -> None:
+    lines = chart.lines(panel(), [answer("a", 1, 2)])
+    marks = [Mark(1050.0, "lost", "#f00"), Mark(1050.0, "join", "#00f"), Mark(1060.0, "b", "#0f0")]
+    svg = chart.draw(panel(), lines, marks, SPAN, (400, 200))
+    drawn = re.findall(r'<path d="M([\d.]+) (\d+)V\d+" stroke-dasharray="3 3"/>', svg)
+    (lost, join, other) = ((float(x), int(top)) for x, top in drawn)
+    assert lost[0] == join[0] < other[0]
+    assert join[1] - lost[1] == 3, "one has its dashes where the other has its gaps"
+    assert other[1] == lost[1]
+
+
 def test_values_that_are_no_numbers_are_not_drawn() -> None:
     assert chart.lines(panel(), [answer("a", float("nan"), float("inf"))]) == []
 

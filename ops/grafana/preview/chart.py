@@ -1,5 +1,6 @@
 """Lines and areas over time, as SVG."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -98,7 +99,7 @@ def draw(
         *(_area(panel, frame, line) for line in reversed(drawn) if panel.stacked),
         *(_line(panel, frame, line) for line in drawn if not panel.stacked),
         *_thresholds(panel, frame),
-        *(_mark(frame, mark) for mark in marks),
+        *_marks(frame, marks),
     ]
     return f'<svg width="{size[0]}" height="{size[1]}">{"".join(parts)}</svg>'
 
@@ -199,11 +200,17 @@ def _thresholds(panel: Panel, frame: Frame) -> Iterator[str]:
             )
 
 
-def _mark(frame: Frame, mark: Mark) -> str:
-    x, bottom = frame.x(mark.at_s), frame.height - _BELOW
-    return (
-        f'<g class="mark" stroke="{mark.colour}" fill="{mark.colour}">'
-        f"<title>{escape(mark.text)}</title>"
-        f'<path d="M{x:.1f} {_ABOVE}V{bottom}" stroke-dasharray="3 3"/>'
-        f'<path d="M{x - 4:.1f} {bottom + 6}L{x + 4:.1f} {bottom + 6}L{x:.1f} {bottom}Z"/></g>'
-    )
+def _marks(frame: Frame, marks: Sequence[Mark]) -> Iterator[str]:
+    """Those of one scrape stand at one moment: the dashes of each other one fill the gaps, so that none hides
+    another."""
+    bottom, there = frame.height - _BELOW, Counter[float]()
+    for mark in marks:
+        x, later = frame.x(mark.at_s), there[mark.at_s]
+        there[mark.at_s] += 1
+        top, left = _ABOVE + 3 * (later % 2), x - 4 + 5 * later
+        yield (
+            f'<g class="mark" stroke="{mark.colour}" fill="{mark.colour}">'
+            f"<title>{escape(mark.text)}</title>"
+            f'<path d="M{x:.1f} {top}V{bottom}" stroke-dasharray="3 3"/>'
+            f'<path d="M{left:.1f} {bottom + 6}h8l-4 -6Z"/></g>'
+        )
