@@ -1,4 +1,5 @@
-"""One supervisor per run directory, held by a lock that the kernel drops with the process."""
+"""One supervisor per run directory, held by a lock that the kernel drops with the process, and whether it
+can write there."""
 
 import fcntl
 import os
@@ -6,6 +7,23 @@ from typing import Self
 
 from rallypoint.daemon.shared.errors import ConfigError
 from rallypoint.daemon.shared.rundir import RunDir
+
+
+def _require_own_files(rundir: RunDir) -> None:
+    """Raises `ConfigError` for what is there of an earlier run and cannot be gone on with: somebody else's
+    (a run as root, say), or a directory where a file is written. A damaged one is no matter here."""
+    files = (rundir.books, rundir.journal, rundir.config, rundir.workers, rundir.notices)
+    for path in (*files, rundir.admin_socket, rundir.control_socket):
+        if path.is_dir():
+            raise ConfigError(f"{path}: is a directory, but a file is written there; move it away")
+    for path in (rundir.slots, rundir.fork_server_log.parent):
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{path}: is no directory, but files are written in it; move it away")
+    for path in (*files, rundir.slots, rundir.fork_server_log.parent):
+        if path.exists() and not os.access(path, os.W_OK, effective_ids=True):
+            raise ConfigError(
+                f"{path}: cannot be written: Permission denied; give it to this user, or give another --dir"
+            )
 
 
 class DirectoryLock:
@@ -29,6 +47,11 @@ class DirectoryLock:
                 f"{rundir.path}: another supervisor (pid {holder}) runs in this directory; stop it "
                 f"with `rallypoint stop --dir {rundir.path}`, or give another --dir"
             ) from error
+        try:
+            _require_own_files(rundir)
+        except ConfigError:
+            os.close(self._file)
+            raise
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 

@@ -1,5 +1,6 @@
 """What a supervisor still knows after its death, and what it refuses to guess."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -229,6 +230,40 @@ def test_what_a_url_holds_counts_like_what_lies_here(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--fresh: .*s3://b/x/iteration-7 exists"):
         opened(tmp_path, fresh=True, survey=held)
     assert opened(tmp_path, survey=held).state.generation == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        *(
+            (name, "is a directory, but a file is written there; move it away")
+            for name in ("books.page", "journal.jsonl", "config.json", "workers.json", "admin.sock")
+        ),
+        ("slots", "is no directory, but files are written in it"),
+        ("logs", "is no directory, but files are written in it"),
+    ],
+)
+def test_what_stands_in_the_way_of_a_runs_files_is_refused(
+    name: str, words: str, tmp_path: Path
+) -> None:
+    if name in ("slots", "logs"):
+        (tmp_path / name).touch()
+    else:
+        (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/{name}: {words}"):
+        DirectoryLock(RunDir(tmp_path))
+    (tmp_path / name).rename(tmp_path / "away")
+    DirectoryLock(RunDir(tmp_path)).release()
+
+
+def test_files_of_another_users_run_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = RunDir(tmp_path).journal
+    journal.touch()
+    monkeypatch.setattr(os, "access", lambda path, mode, **_: path != journal)
+    with pytest.raises(ConfigError, match=r"journal\.jsonl: cannot be written: Permission denied"):
+        DirectoryLock(RunDir(tmp_path))
 
 
 def test_checkpoints_of_another_job_are_refused_before_anything_is_written(tmp_path: Path) -> None:
