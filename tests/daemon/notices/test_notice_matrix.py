@@ -154,11 +154,17 @@ def asked(cloud: Cloud, status: int, times: int = 1) -> Callable[[], bool]:
     return lambda: [s for *_, s in cloud.metadata.requests].count(status) >= times
 
 
+def are(said_s: list[float], *announced_s: float) -> bool:
+    """These, told to the second; a look may come late on a busy machine, by the bound of a run at most."""
+    pairs = zip(said_s, announced_s, strict=True)
+    return all(announced - BOUND_S <= said <= announced + 1.0 for said, announced in pairs)
+
+
 def test_a_notice_is_said_with_its_source_and_time(cloud: Cloud, tmp_path: Path) -> None:
     cloud.announce(FIRST_SEEN_S)
     heard = Heard(cloud, tmp_path)
     heard.until(lambda: bool(heard.notices))
-    assert heard.notices == [pytest.approx(FIRST_SEEN_S, abs=3.0)]
+    assert are(heard.notices, FIRST_SEEN_S)
     assert heard.sources == {type(cloud).__name__.lower()}
 
 
@@ -166,7 +172,7 @@ def test_a_late_one_is_said_with_less_than_nothing_left(cloud: Cloud, tmp_path: 
     cloud.announce(-10.0)
     heard = Heard(cloud, tmp_path, left_s=-10.0)
     heard.until(lambda: bool(heard.notices))
-    assert heard.notices == [pytest.approx(-10.0, abs=3.0)]
+    assert are(heard.notices, -10.0)
 
 
 def test_a_false_one_is_no_reason_to_leave(cloud: Cloud, tmp_path: Path) -> None:
@@ -230,10 +236,7 @@ def test_one_that_comes_nearer_is_said_again(cloud: Cloud, tmp_path: Path) -> No
     cloud.announce(FIRST_SEEN_S)
     heard = Heard(cloud, tmp_path)
     heard.until(lambda: bool(heard.notices), and_then=lambda: cloud.announce(10.0))
-    assert heard.notices == [
-        pytest.approx(FIRST_SEEN_S, abs=3.0),
-        pytest.approx(10.0, abs=3.0),
-    ]
+    assert are(heard.notices, FIRST_SEEN_S, 10.0)
 
 
 @pytest.mark.parametrize("cloud", ["azure"], indirect=True)
