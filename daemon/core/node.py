@@ -111,9 +111,18 @@ def _start_all(state: NodeState, event: NodeStarted, now: float) -> Decision:
     if state.ending is None:
         for index in range(len(state.slots)):
             if index not in adopted:
-                state, more = workers.start(state, index)
+                lives = max(state.slots[index].incarnation, _last_planned(state, index))
+                state, more = workers.start(state.with_slot(index, incarnation=lives), index)
                 actions += more
     return state, tuple(actions)
+
+
+def _last_planned(state: NodeState, slot: int) -> int:
+    """The newest life of a slot that a plan names, 0 for none. A node that has lost its directory counts
+    lives from 1 again: a new worker must not have the name of one that others still know."""
+    named = (worker.key for plan in state.plans for worker in (*plan.members, *plan.left_out))
+    lives = (k.incarnation for k in named if (k.node, k.slot) == (state.policy.node, slot))
+    return max(lives, default=0)
 
 
 def _see_plan(state: NodeState, plan: Plan, now: float) -> Decision:

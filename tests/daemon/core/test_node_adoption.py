@@ -91,3 +91,19 @@ def test_a_stop_reaches_it_once_it_has_said_hello() -> None:
     assert not [k for k in node.all_of(act.KillWorker) if k.key.slot < 2]
     node.feed(ev.WorkerConnected(key(0, 4)))
     assert [order.key for order in node.all_of(act.SendStop)] == [key(0, 4)]
+
+
+def test_a_node_that_has_lost_its_directory_gives_no_name_of_before_again() -> None:
+    """Else the leader would take its new worker for the one that it still has in the plan."""
+    left = plan(2, key(1, 7)).members
+    found = plan(3, key(0, 4), key(5, 9, "b"), left_out=left)
+    script = NodeScript(3).feed(ev.PlanSeen(found), ev.JobSeen(job(formed=3)), ev.NodeStarted(()))
+    assert script.all_of(act.StartWorker) == [
+        act.StartWorker(key(0, 5)),
+        act.StartWorker(key(1, 8)),
+        act.StartWorker(key(2, 1)),
+    ]
+    written = script.all_of(act.WriteMember)[-1].record
+    view = survey([written], found, job(formed=3))
+    assert view.heirs == ()
+    assert key(0, 4) in view.lost

@@ -121,6 +121,29 @@ def test_after_a_total_loss_only_the_holder_of_the_newest_checkpoint_is_the_sour
         assert formed["source"].startswith(f"{holder}/")
 
 
+def test_a_node_that_has_lost_its_directory_is_no_survivor_of_what_it_was_in(
+    tmp_path: Path, etcd: EtcdCluster
+) -> None:
+    """The plan in the store still names its worker of before, and a new one must not be taken for it."""
+    with nodes(tmp_path, etcd, "--set", "checkpoint.every_iterations=2") as job:
+        job.start("a")
+        job.settle("a", iterations=6)
+        job["a"].wait_until(
+            lambda: (job.record()["checkpoint"] or (0, 0))[1], lambda: "a checkpoint in the record"
+        )
+        job["a"].lose()
+        job.wait_until_expired("a")
+        shutil.rmtree(job["a"].rundir.path)
+        (node,) = job.start("a")
+        node.wait_until(
+            lambda: [x for x in node.logged("start_waits") if WAITS in x["reason"]],
+            lambda: "the holder to be waited for",
+        )
+        assert node.status()["state"] == "holding"
+        assert node.mine["incarnation"] == 2
+        assert not node.logged("worker_fault")
+
+
 def test_a_node_that_differs_is_refused_in_words_and_disturbs_nobody(
     tmp_path: Path, etcd: EtcdCluster
 ) -> None:
