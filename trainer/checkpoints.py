@@ -59,6 +59,10 @@ class Tier:
         self._last_s = time.monotonic()
         self.last_iteration = iteration
 
+    def give_back(self) -> None:
+        """What was handed over last did not become a checkpoint: it may be handed over again."""
+        self.last_iteration = -1
+
 
 class CheckpointKeeper:
     """Commits checkpoints of the session's committed state, from whichever rank is 0: each of the
@@ -159,9 +163,9 @@ class CheckpointKeeper:
         False when that failed (the supervisor has been told why)."""
         return self._save_now(self._first)
 
-    def save_once(self) -> None:
+    def save_once(self) -> bool:
         """Have the committed state in a checkpoint: wait for the writer where it was handed over before,
-        else `save_now`. What the first tier does not take goes to the next one."""
+        else `save_now`. What the first tier does not take goes to the next one. Whether it is there."""
         iteration, grace_s = self._session.state.committed, self._config.node.stop_grace_s
         for tier in self.tiers:
             if tier.last_iteration != iteration:
@@ -169,7 +173,9 @@ class CheckpointKeeper:
             tier.writer.flush(grace_s)
             newest = self._session.checkpoint
             if newest is not None and newest[1] == iteration:
-                return
+                return True
+            tier.give_back()
+        return False
 
     def _save_now(self, tier: Tier) -> bool:
         tier.take(self._session.state.committed)

@@ -28,7 +28,7 @@ from rallypoint.trainer.regrow import Regrow
 from rallypoint.trainer.rollout import Rollout, join
 
 _PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0)
-"""Between attempts to commit a restored state; the last one repeats."""
+"""Between attempts to commit a restored state, or the last one; the last pause repeats."""
 
 
 class TrainingLoop:
@@ -141,11 +141,24 @@ class TrainingLoop:
         session.await_formed_mark()
         self._gather(formation, session.state.committed)
         if session.rank == 0:
-            with session.presence.alive():
-                self._checkpoints.save_once()
+            self._commit_last()
         session.hit("conclude")
         session.all_reduce_sum("conclude", torch.ones((), dtype=torch.int64))
         raise Left("finished" if self._reached_end(formation) else "stopped")
+
+    def _commit_last(self) -> None:
+        """Commit what the job leaves behind. Refused at a finish (no lease, a full disk), it is tried again
+        for as long as a stop may take; at a stop whoever asked for it waits, and the job is to go on."""
+        session, until_s = self._session, time.monotonic() + self._config.node.stop_grace_s
+        for pause_s in itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1])):
+            with session.presence.alive():
+                saved = self._checkpoints.save_once()
+            if saved or session.stop_agreed or time.monotonic() + pause_s > until_s:
+                return
+            try:
+                session.rest(pause_s)
+            except Left:  # told to stop meanwhile: the others wait to leave together
+                return
 
     def _hold(self, formation: Formation) -> None:
         self._gather(formation, self._session.state.committed)

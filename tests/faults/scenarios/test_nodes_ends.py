@@ -38,6 +38,25 @@ def test_all_nodes_finish_at_one_iteration_and_once(tmp_path: Path, etcd: EtcdCl
         assert job.record()["values"]["job.iterations"] == 40
 
 
+def test_a_job_that_finishes_while_etcd_is_away_leaves_its_last_checkpoint(tmp_path: Path) -> None:
+    with (
+        cluster(tmp_path / "etcd") as etcd,
+        nodes(tmp_path, etcd, "--iterations", "60", *ALL_TAKE_PART) as job,
+    ):
+        job.start(*NAMES)
+        job.settle(*NAMES)
+        writer = job[job.by_rank("a")[0]]
+        etcd.freeze(0)
+        refused = writer.wait_logged("commit_question", iteration=60, allowed=False)
+        assert "past the deadline of its lease" in refused["reason"]
+        assert job.newest_checkpoint() < 60
+        etcd.thaw(0)
+        assert job.exit_codes(*NAMES) == dict.fromkeys(NAMES, 0)
+        assert job.newest_checkpoint() == 60
+        assert job.record()["state"] == "finished"
+        assert job.left() == []
+
+
 def test_a_program_error_ends_the_job_everywhere_with_one_traceback(
     tmp_path: Path, etcd: EtcdCluster
 ) -> None:
