@@ -37,6 +37,7 @@ class Purpose(IntEnum):
     ENV_COMMAND = 5
     TEACHER_ACTS = 6
     ENCODER = 7
+    TERRAIN_LEVEL = 8
 
 
 def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:

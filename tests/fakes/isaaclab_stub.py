@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 
 TASK: Final = "Isaac-Stub"
+ROUGH: Final = "Isaac-Stub-Rough"
+"""The same on a terrain with levels, of which an env climbs one with every episode."""
+LEVELS: Final = 5
 LIMIT: Final = 20
 
 
@@ -38,6 +41,27 @@ class Cfg:
     compute_final_obs: bool = False
     is_finite_horizon: bool = False
     presets: list[str] = field(default_factory=list)
+    rough: bool = False
+
+
+class Terrain:
+    """Rows of rising difficulty; envs begin on the lowest two."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.cfg = types.SimpleNamespace(terrain_generator=types.SimpleNamespace(curriculum=True))
+        row, column = torch.meshgrid(torch.arange(LEVELS), torch.arange(3), indexing="ij")
+        self.terrain_origins: Any = torch.stack([8.0 * row, 8.0 * column, 0.1 * row], dim=2)
+        self.terrain_levels = torch.randint(0, 2, (num_envs,))
+        self.terrain_types = torch.arange(num_envs) % 3
+        self.env_origins = self.terrain_origins[self.terrain_levels, self.terrain_types]
+
+    def update_env_origins(self, env_ids: Any, move_up: Tensor, move_down: Tensor) -> None:
+        levels = self.terrain_levels[env_ids] + 1 * move_up - 1 * move_down
+        again = torch.randint_like(levels, LEVELS)
+        self.terrain_levels[env_ids] = torch.where(levels < LEVELS, levels.clamp_min(0), again)
+        self.env_origins[env_ids] = self.terrain_origins[
+            self.terrain_levels[env_ids], self.terrain_types[env_ids]
+        ]
 
 
 class Env:
@@ -56,6 +80,7 @@ class Env:
         self.cfg, self.num_envs, self.device = cfg, cfg.scene.num_envs, cfg.sim.device
         self.seed(cfg.seed or 0)
         self.unwrapped = self
+        self.scene = types.SimpleNamespace(terrain=Terrain(self.num_envs) if cfg.rough else None)
         self.masses = torch.rand(self.num_envs)  # drawn once, as tasks randomise what they simulate
         self.extras: dict[str, Any] = {}
         self.common_step_counter = 0
@@ -103,6 +128,9 @@ class Env:
         self._state = torch.zeros(0, 2)
 
     def _begin(self, rows: Any) -> None:
+        if self.scene.terrain is not None:  # the curriculum, which looks at what was before
+            up = torch.ones_like(self.episode_length_buf[rows], dtype=torch.bool)
+            self.scene.terrain.update_env_origins(rows, up, ~up)
         self.episode_length_buf[rows] = 0
         self._state[rows] = torch.rand(self._state[rows].shape) - 0.5
 
@@ -122,8 +150,7 @@ class Stub:
         self.launches = 0
 
     def parse_env_cfg(self, task: str, *, device: str, num_envs: int, overrides: list[str]) -> Cfg:
-        assert task == TASK
-        return Cfg(Scene(num_envs), Sim(device), presets=overrides)
+        return Cfg(Scene(num_envs), Sim(device), presets=overrides, rough=task == ROUGH)
 
     @contextlib.contextmanager
     def launch_simulation(self, cfg: Cfg, arguments: dict[str, Any]) -> Iterator[None]:
@@ -148,7 +175,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, kit: bool) -> Stub:
         "isaaclab_tasks": {},
         "isaaclab_tasks.utils": {},
         "isaaclab_tasks.utils.parse_cfg": {"parse_env_cfg": stub.parse_env_cfg},
-        "gymnasium": {"registry": {TASK: None}, "make": lambda task, cfg: Env(cfg)},
+        "gymnasium": {"registry": {TASK: None, ROUGH: None}, "make": lambda task, cfg: Env(cfg)},
     }
     for name, contents in modules.items():
         module = types.ModuleType(name)

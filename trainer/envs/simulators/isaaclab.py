@@ -28,6 +28,7 @@ from rallypoint.trainer.envs.simulators.options import (
     set_path,
     sort_out,
 )
+from rallypoint.trainer.envs.simulators.terrain import OnTerrain, find_levels
 from rallypoint.trainer.errors import EnvError
 
 _SELECTORS: Final = ("physics", "renderer", "presets")
@@ -74,7 +75,7 @@ class _Launcher:
         stack.enter_context(lock)
 
 
-class IsaacLab:
+class IsaacLab(OnTerrain):
     """One simulation; implements `rallypoint.trainer.envs.simulator.Simulator`."""
 
     def __init__(
@@ -83,6 +84,9 @@ class IsaacLab:
         self._task = request.task
         with contextlib.ExitStack() as running:
             self._env = self._make(request, options, count, watch, running)
+            self._levels = find_levels(self._env.scene.terrain)
+            if self._levels is not None:
+                running.callback(self._levels.release)
             watch.stage("starting the first episodes")
             observed, extras = self._env.reset()
             self._endings = sorted(extras.get("log", {}))
@@ -162,6 +166,8 @@ class IsaacLab:
         env.seed(int(seeds[0]))
         where = torch.from_numpy(rows).to(env.device)
         every = rows.size == env.num_envs
+        if self._levels is not None:
+            self._levels.begin(rows, seeds)
         if every:
             observed, _ = env.reset()
         elif hasattr(env, "observation_manager"):
@@ -193,6 +199,7 @@ class IsaacLab:
             reward=reward,
             terminated=terminated,
             truncated=truncated,
+            figures={} if self._levels is None else self._levels.stepped(ended),
             endings=said_of_ends(self._endings, extras.get("log", {}), ended),
             final_obs=self._final(extras, ended),
         )

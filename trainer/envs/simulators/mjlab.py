@@ -22,6 +22,7 @@ from rallypoint.trainer.envs.simulators.options import (
     set_path,
     sort_out,
 )
+from rallypoint.trainer.envs.simulators.terrain import OnTerrain, find_levels
 from rallypoint.trainer.errors import EnvError
 
 
@@ -49,7 +50,7 @@ def mjlab(request: EnvRequest) -> RebuiltEnv:
     return env
 
 
-class Mjlab:
+class Mjlab(OnTerrain):
     """One simulation; implements `rallypoint.trainer.envs.simulator.Simulator`."""
 
     def __init__(self, request: EnvRequest, count: int) -> None:
@@ -67,6 +68,7 @@ class Mjlab:
         cfg.auto_reset = False  # so that the last observations of an episode are seen
         env_type = importlib.import_module("mjlab.envs").ManagerBasedRlEnv
         self._env: Any = env_type(cfg, device=str(request.device))
+        self._levels = find_levels(self._env.scene.terrain)
         observed, extras = self._env.reset()
         self._endings = sorted(extras["log"])
         self._groups = choose_groups(request.task, options.obs_groups, list(observed), "actor")
@@ -98,6 +100,8 @@ class Mjlab:
         """Begin episodes in these rows, each with a part of its time limit used up."""
         self._env.seed(int(seeds[0]))
         where = torch.from_numpy(rows).to(self._spec.device)
+        if self._levels is not None:
+            self._levels.begin(rows, seeds)
         self._begin(where)
         spent = np.floor(seeds / 2**31 * self._spec.max_episode_steps).astype(np.int64)
         steps = self._env.episode_length_buf
@@ -113,10 +117,11 @@ class Mjlab:
         observed, reward, terminated, truncated, _ = self._env.step(actions.to(torch.float32))
         terminated, truncated, reward = terminated.clone(), truncated.clone(), reward.clone()
         final = self._obs = joined(self._groups, observed)
-        ended = (terminated | truncated).nonzero()[:, 0]
-        if ended.numel():
-            self._begin(ended)
-        endings = said_of_ends(self._endings, self._env.extras["log"], terminated | truncated)
+        ended = terminated | truncated
+        rows = ended.nonzero()[:, 0]
+        if rows.numel():
+            self._begin(rows)
+        endings = said_of_ends(self._endings, self._env.extras["log"], ended)
         if self._env.cfg.is_finite_horizon:
             terminated, truncated = terminated | truncated, torch.zeros_like(truncated)
         return StepResult(
@@ -124,12 +129,15 @@ class Mjlab:
             reward=reward,
             terminated=terminated,
             truncated=truncated,
+            figures={} if self._levels is None else self._levels.stepped(ended),
             endings=endings,
             final_obs=final,
         )
 
     def close(self) -> None:
         """Drop the simulation."""
+        if self._levels is not None:
+            self._levels.release()
         self._env.close()
         self._obs = {}
         del self._env

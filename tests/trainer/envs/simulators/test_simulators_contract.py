@@ -25,6 +25,7 @@ pytestmark = [
 CASES = {
     "stub": isaaclab_stub.TASK,
     "stub with Kit": isaaclab_stub.TASK,
+    "stub with terrain": isaaclab_stub.ROUGH,
     "isaaclab direct": "Isaac-Cartpole-Direct",
     "isaaclab manager": "Isaac-Cartpole",
     "mjlab": "Mjlab-Cartpole-Balance",
