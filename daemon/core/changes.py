@@ -203,9 +203,10 @@ def _unregistered(
 
 
 def _holder_due_s(state: LeaderState, now: float) -> float:
-    """Until when whoever holds the newest checkpoint is waited for."""
+    """Until when whoever holds the newest checkpoint is waited for: while the store is away, nobody can
+    come."""
     since_s = max(state.gather_at_s or now, state.loss_at_s or 0.0)  # a spare has waited since long
-    return since_s + state.policy.holder_wait_s
+    return max(since_s, state.store_back_s) + state.policy.holder_wait_s
 
 
 def _readable(

@@ -282,6 +282,11 @@ class CollectivesEnded:
 
 
 @dataclass(frozen=True)
+class StoreReturned:
+    """This node has renewed its lease after its deadline: the store was away, for it or for everybody."""
+
+
+@dataclass(frozen=True)
 class MembersChanged:
     """All member records under a live lease, as of one revision."""
 
@@ -324,6 +329,7 @@ LeaderEvent = (
     LeaderElected
     | LeaderLost
     | CollectivesEnded
+    | StoreReturned
     | MembersChanged
     | PlanChanged
     | JobChanged

@@ -27,6 +27,7 @@ from rallypoint.daemon.core.events import (
     PlanChanged,
     ProbeAnswered,
     PublishRefused,
+    StoreReturned,
     TimerFired,
 )
 from rallypoint.daemon.core.faults import program_error
@@ -57,6 +58,8 @@ def decide(state: LeaderState, event: LeaderEvent, now: float) -> Decision:
     if isinstance(event, CollectivesEnded):  # often: nothing else changes
         state = replace(state, witness_generation=event.generation, witness_at_s=now)
         return state, ()
+    if isinstance(event, StoreReturned):  # whoever is waited for could not come before
+        return replace(state, store_back_s=now), ()
     state = replace(state, recent=remember(state.recent, event, now))
     if state.job is None and not isinstance(event, LeaderElected):
         if state.deposed:

@@ -63,6 +63,8 @@ class LeaderState:
     witness_at_s: float = -math.inf
     standstills: tuple[Standstill, ...] = ()
     """Who waits for others, as the present records say it."""
+    store_back_s: float = 0.0
+    """When the store was there again after it had been away; 0: it never was."""
     given_up: frozenset[WorkerKey] = frozenset()
     """Absent members of the present plan that are taken for lost."""
     given_up_at_s: float = 0.0

@@ -24,6 +24,7 @@ from rallypoint.daemon.core.events import (
     NodeEvent,
     NodeStarted,
     PlanSeen,
+    StoreReturned,
     WorkerBroke,
     WorkerCommitted,
 )
@@ -290,6 +291,8 @@ class Supervisor:
             self._lead_by(event.job)
         elif isinstance(event, LeaseKept):
             self._monitoring.lease_renewed(self._node, now)
+            if self._node.past_lease(now):
+                self._emit(StoreReturned())
         elif isinstance(event, WorkerBroke):
             self.spawn(self._membership.doubt_leader(), "leader probe")
         elif isinstance(event, WorkerCommitted):

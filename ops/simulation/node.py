@@ -206,6 +206,8 @@ class Node:
     def _hold(self, lease: Lease, sent_s: float) -> None:
         deadline_s = sent_s + lease.ttl_s
         self.lease = replace(lease, deadline_s=deadline_s)
+        if self.state.past_lease(self.cluster.clock.now):
+            self.leading.decide(ev.StoreReturned())
         self.decide(ev.LeaseKept(deadline_s))
 
     def _write(self) -> None:

@@ -1,6 +1,7 @@
 """DESIGN §4, rule 11, after a total loss: what nobody has registered may be on a disk that is not here."""
 
 from rallypoint.daemon.core import actions as act
+from rallypoint.daemon.core import events as ev
 from rallypoint.daemon.core import permission
 from tests.fakes.membership import LeaderScript, job, key, leader_policy, member, plan, slot_record
 
@@ -61,6 +62,18 @@ def test_rule_11_without_recorded_progress_it_is_not_waited_for_ever() -> None:
     assert script.published.restore
     assert not script.published.resumes
     assert script.now >= began_s + 15.0
+
+
+def test_rule_11_a_holder_cannot_come_while_the_store_is_away() -> None:
+    script = formed_and_lost()
+    script.feed(ev.JobChanged(job(formed=3, iteration=36, checkpoint=(3, 36))))
+    script.now += 60.0
+    back_s = script.now
+    script.feed(ev.StoreReturned())
+    script.see(member(slot_record(0, incarnation=2), checkpoint=(2, 15)))
+    while not script.all_of(act.PublishPlan):
+        script.wait()
+    assert script.now >= back_s + 15.0
 
 
 def test_rule_11_nobody_is_waited_for_when_all_nodes_of_the_generation_read_nothing() -> None:
