@@ -63,7 +63,9 @@ class Leading:
         def answer(result: tuple[int, Listing] | LeaseExpiredError | None) -> None:
             self._campaigning = False
             same = node.lease is not None and node.lease.id == lease.id
-            if result is None:
+            if node.lease is not None and not same:
+                self.campaign()  # it was asked with the lease before
+            elif result is None:
                 node.later(_CAMPAIGN_S, self.campaign)
             elif isinstance(result, tuple) and result[0] and same and not self.leads:
                 self._elected(*result)

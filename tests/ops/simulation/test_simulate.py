@@ -57,6 +57,9 @@ def test_every_invariant_holds_in_every_seed(first: int) -> None:
         pytest.param(8212, id="stopped on a node that the others cannot do without"),
         pytest.param(203247, id="long iterations, an error of the program in the 32nd"),
         pytest.param(96113, id="stopped on the node that holds the only checkpoint"),
+        pytest.param(
+            335130, id="a new lease while the leader's key was asked for with the old one"
+        ),
     ],
 )
 def test_what_a_long_run_found_stays_mended(seed: int) -> None:
