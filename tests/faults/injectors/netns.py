@@ -194,11 +194,16 @@ def network(hosts: Sequence[str]) -> Iterator[Network]:
 
 
 @contextmanager
-def drill(base: Path, *options: str, etcd_options: Sequence[str] = ()) -> Iterator[NetNodes]:
-    """A job without nodes yet, on a healthy etcd of three servers: six hosts in all. ``etcd_options`` go
-    to each server."""
+def drill(
+    base: Path,
+    *options: str,
+    hosts: Sequence[str] = NODES,
+    etcd_options: Sequence[str] = (),
+) -> Iterator[NetNodes]:
+    """A job without nodes yet, on a healthy etcd of three servers, each with a host of its own.
+    ``hosts``: for nodes; ``etcd_options`` go to each server."""
     require()
-    with network((*NODES, *SERVERS)) as net:
+    with network((*hosts, *SERVERS)) as net:
         seats = [Seat(net.addresses[host], net.launcher(host)) for host in SERVERS]
         place = functools.partial(cluster, seats=seats, ctl_launcher=net.observer)
         with place(base / "etcd", 3, options=etcd_options) as etcd:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.etcd_server import EtcdCluster
-from tests.faults.injectors.drills import process_state, until
+from tests.faults.injectors.drills import SETTINGS, process_state, processes, until
+from tests.faults.injectors.netns import drill
 from tests.faults.injectors.nodes import Nodes, nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
@@ -32,8 +33,8 @@ def whole(job: Nodes, name: str) -> bool:
     return iterations == list(range(1, len(iterations) + 1))
 
 
-def test_a_burst_of_three_joins_is_one_change(tmp_path: Path, etcd: EtcdCluster) -> None:
-    with nodes(tmp_path, etcd, *DEBOUNCE) as job:
+def test_a_burst_of_three_joins_is_one_change(tmp_path: Path) -> None:
+    with drill(tmp_path, *SETTINGS, *DEBOUNCE, hosts=("a", *NEWCOMERS)) as job:
         job.start("a")
         before = job.settle("a")["a"]
         pids = job.pids("a")
@@ -53,6 +54,7 @@ def test_a_burst_of_three_joins_is_one_change(tmp_path: Path, etcd: EtcdCluster)
         assert whole(job, "a")
         assert job.end("a", *NEWCOMERS) == dict.fromkeys(("a", *NEWCOMERS), 0)
         assert job.left() == []
+        assert processes(job, "a", *NEWCOMERS) == []
 
 
 def test_a_node_whose_worker_dies_as_it_enters_costs_no_iteration_and_no_other_process(
