@@ -1,8 +1,8 @@
 """Levels of a generated terrain, which Isaac Lab and mjlab keep per env, as a curriculum of the job.
 
 A terrain has rows of rising difficulty; a term of the task moves an env a row up or down as its episodes
-end. The job keeps how its env steps were spread over the rows: where a simulation does not know the level
-of an env, it is drawn from these shares, so that the spread stays, and not the mean alone.
+end. The job keeps how its env steps were spread over the rows. Episodes that the trainer begins are on levels
+drawn from these shares, so that the spread stays, and not the mean alone.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,6 @@ class Levels:
         self.shares: Tensor | None = None
         """The job's, live; None: not known yet."""
         self._partial = torch.ones_like(terrain.terrain_levels, dtype=torch.bool)
-        self._begun = False
         self._move = terrain.update_env_origins
         terrain.update_env_origins = self._move_whole
 
@@ -39,13 +38,11 @@ class Levels:
         del self._terrain, self._move
 
     def begin(self, rows: NDArray[np.int64], seeds: NDArray[np.int64]) -> None:
-        """Before the trainer begins episodes in these rows ``[K]``. Their levels are drawn, but where all of a
-        simulation that has run begin again: those are known. One without an env may have sunk."""
+        """Before the trainer begins episodes in these rows ``[K]``: their levels are drawn. What levels they had
+        need not be the job's: of a warm-up, or of rows that had no env."""
         where = torch.from_numpy(rows).to(self._partial.device)
         self._partial[where] = True
-        known = self._begun and rows.size == self._partial.numel()
-        self._begun = True
-        if known or self.shares is None or not self.shares.any():
+        if self.shares is None or not self.shares.any():
             return
         up_to = np.cumsum(self.shares.cpu().numpy())
         draws = uniform(0, Purpose.TERRAIN_LEVEL, seeds, 0, 0, 1)[:, 0]

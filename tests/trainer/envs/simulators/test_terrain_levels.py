@@ -143,14 +143,14 @@ def test_only_whole_episodes_move_an_env(stub: isaaclab_stub.Stub) -> None:
     worker.env.close()
 
 
-def test_levels_of_envs_that_all_begin_again_are_kept(stub: isaaclab_stub.Stub) -> None:
+def test_levels_of_a_warm_up_are_not_kept(stub: isaaclab_stub.Stub) -> None:
     worker = rough(STUB, range(4), 30)
-    train(worker, 2)
-    before = terrain_of(worker.env).terrain_levels.clone()
-    worker.env.assign(np.arange(0), iteration=3)  # the rollout was dropped
-    begun = worker.env.assign(np.arange(32), iteration=3)
+    worker.collect(0)
+    worker.live()[NAME].copy_(torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0]))  # the state is received
+    worker.env.assign(np.arange(0), iteration=9)
+    begun = worker.env.assign(np.arange(32), iteration=9)
     assert (begun.size, worker.env.builds) == (32, 2)
-    assert torch.equal(terrain_of(worker.env).terrain_levels, before)
+    assert shares_of(terrain_of(worker.env))[3] == 1.0
     worker.env.close()
 
 
