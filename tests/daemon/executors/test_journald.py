@@ -1,5 +1,6 @@
 """Entries of systemd's journal, as a server of its protocol reads them."""
 
+import contextlib
 import io
 import os
 import socket
@@ -142,14 +143,19 @@ def test_a_journal_that_reads_nothing_holds_nobody_up(journal: Journal) -> None:
 
 
 def _fill(journal: Journal) -> int:
-    """Send until its queue is full; how many it took."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
-        other.setblocking(False)
-        for count in range(100_000):
-            try:
-                other.sendto(b"A=b\n", journal.path)
-            except BlockingIOError:
-                return count
+    """Send until its queue is full, also where that holds more than one sender may have under way; how
+    many it took."""
+    taken = 0
+    with contextlib.ExitStack() as senders:
+        for _ in range(1000):
+            other = senders.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+            other.setblocking(False)
+            before = taken
+            with contextlib.suppress(BlockingIOError):
+                while other.sendto(b"A=b\n", journal.path):
+                    taken += 1
+            if taken == before:
+                return taken
     raise AssertionError("its queue has no end")
 
 

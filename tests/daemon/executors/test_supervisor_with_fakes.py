@@ -172,7 +172,8 @@ def test_a_worker_that_breaks_the_protocol_is_ended_and_the_supervisor_goes_on(
     tmp_path: Path, faults: list[list[Any]], words: str
 ) -> None:
     liar = f"local/1#{len(faults)}"
-    with supervised(tmp_path / "run", worker={"faults": faults}) as run:
+    together = ("--set", "job.min_workers=2")  # nothing is planned before the first lie
+    with supervised(tmp_path / "run", *together, worker={"faults": faults}) as run:
         after = run.wait_for(
             lambda s: trains(s, 2) and s["workers"][1]["incarnation"] == len(faults) + 1
         )
