@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
@@ -29,6 +29,10 @@ from rallypoint.trainer.rollout import Rollout, join
 
 _PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0)
 """Between attempts to commit a restored state, or the last one; the last pause repeats."""
+
+
+def _pauses_s() -> Iterator[float]:
+    return itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1]))
 
 
 class TrainingLoop:
@@ -99,7 +103,7 @@ class TrainingLoop:
     def _commit_first(self) -> None:
         """Commit the restored state; nothing is trained before that. A store that refuses is asked again
         and again in this generation: another one would meet the same refusal."""
-        for pause_s in itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1])):
+        for pause_s in _pauses_s():
             self._session.ledger.switch("checkpoint")
             self._session.set_phase("checkpoint")
             with self._session.presence.alive():
@@ -150,7 +154,7 @@ class TrainingLoop:
         """Commit what the job leaves behind. Refused at a finish (no lease, a full disk), it is tried again
         for as long as a stop may take; at a stop whoever asked for it waits, and the job is to go on."""
         session, until_s = self._session, time.monotonic() + self._config.node.stop_grace_s
-        for pause_s in itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1])):
+        for pause_s in _pauses_s():
             with session.presence.alive():
                 saved = self._checkpoints.save_once()
             if saved or session.stop_agreed or time.monotonic() + pause_s > until_s:

@@ -47,9 +47,8 @@ def agreed(state: NodeState, reason: str, iteration: int, now: float) -> Decisio
 def job_ended(state: NodeState, job: JobRecord, now: float) -> Decision:
     """The job record says failed or finished."""
     before = state.ending
-    bounded = (
-        before is not None and before.kind != "drain"
-    )  # a drain may wait for a plan: none comes
+    # A drain may wait for a plan, which does not come any more: it is bounded now.
+    bounded = before is not None and before.kind != "drain"
     if before is not None and (before.kind == "fail" or (bounded and job.state == "finished")):
         return state, ()
     deadline_s = _grace_s(state, now)

@@ -64,9 +64,7 @@ def test_a_leader_that_was_cut_off_cannot_publish_what_it_had_decided(job: NetNo
         drill.cut(leader)
         job.settle(other, stays)
         job.network.heal(leader)
-        node.wait_logged(
-            "publish_refused"
-        )  # by the newer plan, or for want of an answer before that
+        node.wait_logged("publish_refused")  # for the newer plan, or before for want of an answer
         published = {line["published"] for line in node.logged("generation_published")}
         assert drill.generation + 1 not in published
         drill.whole(leader)
